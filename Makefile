@@ -1,0 +1,51 @@
+# Each target sets up what it needs: a virtual environment in .venv, installed again only when pyproject.toml changes.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Arguments for the program behind a target: make bench ARGS="--case=raw-ops --profile"
+ARGS ?=
+
+# TensorFlow's start-up messages would drown what is printed for people.
+export TF_CPP_MIN_LOG_LEVEL ?= 3
+# It pins TensorFlow's threads to one core as soon as scikit-learn's OpenMP is loaded.
+unexport OMP_PROC_BIND
+
+.PHONY: help demo test check bench clean
+
+help:
+	@echo "make demo    train a classifier eagerly and co-executed, and compare"
+	@echo "make test    all tests"
+	@echo "make check   lint, types, architecture and the tiny test: about a minute"
+	@echo "make bench   the benchmark table; ARGS=--quick, --case=NAME, --profile, --write-readme"
+	@echo "make clean   remove .venv and every cache"
+	@echo "PYTHON=python3.12 picks the Python for .venv (3.10 to 3.13)"
+
+demo: $(STAMP)
+	@$(BIN)/python examples/digits.py $(ARGS)
+
+test: $(STAMP)
+	@$(BIN)/python -m pytest -n 2 $(ARGS)
+
+check: $(STAMP)
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest tests/test_architecture.py tests/test_tiny.py $(ARGS)
+
+bench: $(STAMP)
+	@$(BIN)/python -m examples.bench $(ARGS)
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || \
+	  { echo "$(PYTHON) is not Python 3.10 to 3.13; name one that is: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@echo "setting up $(VENV); the first time downloads TensorFlow"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,examples]'
+	@touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find coexec tracer tests examples -name __pycache__ -type d -prune -exec rm -rf {} +

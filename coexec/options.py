@@ -1,0 +1,32 @@
+"""Options: what a user may ask of a decorated function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Options:
+    """The decorator's keywords, with `tf.function`'s meaning where it has one for them.
+
+    `jit_compile`: "auto" compiles with XLA what XLA runs right and well, True whatever XLA runs right, False nothing.
+    `strict`: raise `coexec.Divergence` where a call would be recorded anew.
+    """
+
+    jit_compile: Literal["auto"] | bool = "auto"
+    input_signature: Any = None
+    reduce_retracing: bool = True
+    strict: bool = False
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.jit_compile is not True and self.jit_compile is not False and self.jit_compile != "auto":
+            raise ValueError(f"jit_compile is 'auto', True or False, not {self.jit_compile!r}")
+
+
+class Divergence(RuntimeError):
+    """A `strict` function met something that its trace graph does not know; the message says what and where.
+
+    The call's operations up to there were carried out. Without `strict`, the call would have gone on imperatively.
+    """

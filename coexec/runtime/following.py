@@ -1,0 +1,286 @@
+"""Following: answers a call's operations with lazy tensors while the cursor knows them, and launches segments.
+
+Nothing runs before it is validated: what is launched has been issued by the running Python and matched. So a
+divergence needs no way back: what is pending is carried out, and a recorder takes over in the same Python frame.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from typing import Any
+
+from coexec.events import Kind, Ledger
+from coexec.lowering.failures import can_fail
+from coexec.options import Divergence, Options
+from coexec.runtime.segments import Segments
+from tensorflow.python.framework import ops
+from tracer import intercept
+from tracer.cursor import Cursor, Mismatch
+from tracer.errors import FailedTensor
+from tracer.graph import Step, TraceGraph
+from tracer.inputs import settle, small
+from tracer.intercept import tape_is_empty
+from tracer.lazy import LazyTensor, Output, new_lazy
+from tracer.op import Const, complete_attrs, freeze, signature_of
+from tracer.recorder import FINALIZERS, Recorder
+from tracer.spec import spec_of
+from tracer.trace import Trace
+
+getrefcount = sys.getrefcount
+
+
+def _referenced(values: list[Any], count: int) -> list[int]:
+    """Returns the numbers of the tensors that somebody but `values` holds; `count` is what `values` accounts for."""
+    return [i for i, value in enumerate(values) if getrefcount(value) > count]
+
+
+def _calibrate() -> int:
+    """Measures what `getrefcount` says inside `_referenced` of an object that only the list holds."""
+    values = [object() for _ in range(8)]
+    return next(count for count in range(1, 20) if not _referenced(values, count))
+
+
+_UNREFERENCED = _calibrate()
+
+# Set by `coexec.testing`: the number of the operation at which the cursor reports a mismatch.
+forced_event: int = -1
+
+_constants: dict[Any, Output] = {}
+_MAX_CONSTANTS = 4096
+
+
+class Following:
+    """The handler of one call that is followed; after a divergence it passes on to a recorder."""
+
+    def __init__(self, graph: TraceGraph, segments: Segments, ledger: Ledger, options: Options) -> None:
+        self.graph = graph
+        self.segments = segments
+        self.ledger = ledger
+        self.options = options
+        self.cursor = Cursor(graph)
+        self.values: list[LazyTensor] = []  # the tensors of the running segment
+        self.lock = threading.RLock()
+        self.events = 0
+        self.forced = forced_event
+        self.recorder: Recorder | None = None
+        self.error: BaseException | None = None
+        self.survivors: list[weakref.ref[Any]] = []
+
+    # What the hooks call.
+
+    def fast(self, op: str, name: Any, args: tuple[Any, ...]) -> Any:
+        """Answers an operation issued by a generated wrapper."""
+        with self.lock:
+            recorder = self.recorder
+            if recorder is not None:
+                return recorder.fast(op, name, args)
+            if op in FINALIZERS:
+                self._finalize(args)
+                return intercept.run_fast(op, name, args)
+            if self.events == self.forced:
+                return self._diverge(_FORCED).fast(op, name, args)
+            self.events += 1
+            step = self.cursor.advance(op, args, None)
+            if step is None:
+                signature = signature_of(op)
+                if signature is None:
+                    return self._diverge(Mismatch("new operation", "", op, "")).fast(op, name, args)
+                given, args = args, settle(signature, args)
+                if self.recorder is not None:  # what settling issued was not known
+                    return self.recorder.fast(op, name, args)
+                count = len(signature.inputs)
+                step = self.cursor.advance(op, args, None) if args is not given else None
+                if step is None:
+                    step = self.cursor.adopt("fast", op, args[:count], args[count:], args)
+                if step is None:
+                    return self._diverge(self.cursor.mismatch).fast(op, name, args)
+            if step.host:
+                self._cut_for(step, op)
+                return intercept.run_fast(op, name, args)
+            result = self._answer(step)
+            if not tape_is_empty():
+                self._record_on_tapes(step, op, args, result)
+            if step.node.guarded and can_fail(op, step.outputs[0].spec.dtype if step.outputs else None):
+                del result
+                return self._launch_guarded(step)
+            return result
+
+    def execute(self, device: Any, op: Any, inputs: Any, attrs: Any, outputs: int, cancel: Any) -> Any:
+        """Answers an operation or function issued by name."""
+        with self.lock:
+            recorder = self.recorder
+            if recorder is not None:
+                return recorder.execute(device, op, inputs, attrs, outputs, cancel)
+            name = op.decode() if isinstance(op, bytes) else op
+            if name in FINALIZERS:
+                self._finalize(inputs)
+                return intercept.run_execute(device, op, inputs, attrs, outputs, cancel)
+            if self.events == self.forced:
+                return self._diverge(_FORCED).execute(device, op, inputs, attrs, outputs, cancel)
+            self.events += 1
+            attributes = tuple(attrs or ())
+            step = self.cursor.advance(name, tuple(inputs), attributes)
+            if step is None:
+                step = self.cursor.adopt("execute", name, tuple(inputs), attributes, ())
+            if step is None:
+                recorder = self._diverge(self.cursor.mismatch)
+                return recorder.execute(device, op, inputs, attrs, outputs, cancel)
+            if step.host:
+                self._cut_for(step, name)
+                return intercept.run_execute(device, op, inputs, attrs, outputs, cancel)
+            result = self._answer(step)
+            if step.node.guarded and can_fail(name, step.outputs[0].spec.dtype if step.outputs else None):
+                del result
+                return self._launch_guarded(step)
+            return result
+
+    def constant(self, value: Any, dtype: Any) -> Any:
+        """Answers with a lazy tensor of a small Python value: its conversion waits until somebody needs it."""
+        recorder = self.recorder
+        if recorder is not None:
+            return recorder.constant(value, dtype)
+        if not small(value):
+            return intercept.make_constant(value, dtype)
+        try:
+            key = (freeze(value), dtype)
+            out = _constants.get(key)
+        except TypeError:
+            return intercept.make_constant(value, dtype)
+        if out is None:
+            tensor = intercept.make_constant(value, dtype)
+            if not tensor.dtype.is_numpy_compatible:
+                return tensor
+            if len(_constants) >= _MAX_CONSTANTS:
+                _constants.clear()
+            import numpy as np
+
+            out = _constants[key] = Output(spec_of(tensor), Const(np.asarray(tensor._numpy_internal())))
+        return new_lazy(out, -1, self)
+
+    # Answers.
+
+    def _answer(self, step: Step) -> Any:
+        key = self.cursor.base + step.first
+        values = self.values
+        if step.single:
+            lazy = new_lazy(step.outputs[0], key, self)
+            values.append(lazy)
+            return lazy
+        lazies = [new_lazy(out, key + n, self) for n, out in enumerate(step.outputs)]
+        values.extend(lazies)
+        return _shaped(step, lazies)
+
+    def _record_on_tapes(self, step: Step, op: str, args: tuple[Any, ...], result: Any) -> None:
+        flat: list[Any] = []
+        kinds: list[Any] = []
+        for i in range(step.arity):
+            value = args[i]
+            if isinstance(value, list):
+                value = [v if isinstance(v, ops.EagerTensor) else ops.convert_to_tensor(v) for v in value]
+                flat.extend(value)
+                kinds.append(tuple(v._datatype_enum() for v in value))
+                continue
+            if not isinstance(value, ops.EagerTensor):
+                signature = signature_of(op)
+                assert signature is not None
+                from tracer.inputs import python_spec
+
+                value = self.constant(value, python_spec(signature, i, args, value).dtype)
+            flat.append(value)
+            kinds.append(value._datatype_enum())
+        if step.tape is None:
+            step.tape = complete_attrs(op, step.attrs, tuple(kinds))
+        intercept._record_gradient(op, flat, step.tape, intercept.flat_outputs(result), ops.get_name_scope())
+
+    def _launch_guarded(self, step: Step) -> Any:
+        """Launches up to an operation that may fail where user code could catch it, and returns its result."""
+        lazies = self.values[len(self.values) - len(step.outputs) :] if step.outputs else []
+        self.flush()
+        return lazies[0] if step.single else _shaped(step, lazies)
+
+    # Cuts.
+
+    def flush(self) -> None:
+        """Carries out what is pending; the tensors that somebody still holds have values afterwards."""
+        with self.lock:
+            if self.recorder is None and self.cursor.step.parent is not None:
+                self._carry_out(self.cursor.step)
+                self.cursor.cut()
+
+    def force(self, lazy: LazyTensor) -> None:
+        """Gives one of this call's tensors its value."""
+        with self.lock:
+            if lazy._value is None:
+                self.flush()
+            if lazy._value is None:
+                raise FailedTensor("the operation that makes this tensor failed, or one before it did") from self.error
+
+    def _cut_for(self, step: Step, op: str) -> None:
+        """Ends the segment before an operation that runs on its own, and goes on behind it."""
+        assert step.parent is not None and step.node is not None
+        if step.parent.parent is not None:
+            self.ledger.cause(Kind.CUT, f"{op} runs on its own: {step.node.host}", step.node.location)
+            self._carry_out(step.parent)
+        self.cursor.cut()
+
+    def _finalize(self, inputs: Any) -> None:
+        if any(e is v for v in inputs for e in self.cursor.externals):
+            self.flush()
+
+    def _carry_out(self, last: Step) -> None:
+        values, feeds = self.values, self.cursor.externals
+        self.values = []
+        alive = [i for i in _referenced(values, _UNREFERENCED) if values[i]._out.const is None]
+        try:
+            self.segments.run(last, feeds, values, alive)
+        except BaseException as error:
+            self.error = error
+            self.ledger.cause(Kind.FAILURE, f"{type(error).__name__}: {str(error)[:200]}", _where(last))
+            if self.recorder is None:
+                self.cursor.step = last
+                self.cursor.cut()
+                self._record_from_here()
+            raise
+        for i in alive:
+            self.survivors.append(weakref.ref(values[i]))
+
+    # Divergence.
+
+    def _diverge(self, mismatch: Mismatch | None) -> Recorder:
+        """Carries out what is pending and lets a recorder take over."""
+        self.flush()
+        assert mismatch is not None
+        text = f"{mismatch.kind}: expected {mismatch.expected}, saw {mismatch.seen}"
+        self.ledger.cause(Kind.DIVERGENCE, text, mismatch.location, _HINTS.get(mismatch.kind, ""))
+        recorder = self._record_from_here()
+        if self.options.strict:
+            raise Divergence(f"{text}, at {mismatch.location}")
+        return recorder
+
+    def _record_from_here(self) -> Recorder:
+        cursor = self.cursor
+        last = cursor.nodes[-1] if cursor.nodes else None
+        self.recorder = Recorder(Trace(start=last), cursor.counts())
+        return self.recorder
+
+
+def _shaped(step: Step, lazies: list[Any]) -> Any:
+    template = step.variant.template if step.variant is not None else None
+    if template is None:
+        return None
+    return [lazies[t] if isinstance(t, int) else [lazies[n] for n in t] for t in template]
+
+
+def _where(last: Step) -> str:
+    return str(last.node.location) if last.node is not None else ""
+
+
+_FORCED = Mismatch("forced", "nothing", "a test that asks for a divergence", "coexec.testing.diverge_at")
+
+_HINTS = {
+    "new operation": "nothing, if this path is one of few; each is recorded once",
+    "new shapes": "give inputs of few shapes, for example by padding the last batch of an epoch",
+    "unsupported input": "convert the value with tf.convert_to_tensor first",
+}

@@ -1,0 +1,60 @@
+"""Replay: a segment's operations, carried out one by one as the eager program would have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensorflow.python.eager import context, core, record
+
+from tracer.graph import LIST, Step
+from tracer.intercept import fast_execute, flat_outputs, handling, make_constant, run_execute
+from tracer.lazy import eager_constant
+
+
+def replay(steps: list[Step], feeds: list[Any], values: list[Any]) -> None:
+    """Runs the steps in order and gives each lazy tensor among `values` its eager one.
+
+    A failing operation raises what it raises eagerly; those before it have run, those behind it have not.
+    """
+    ctx = context.context()
+    real: list[Any] = [None] * len(values)
+    with handling(None), record.stop_recording():
+        for step in steps:
+            assert step.op is not None and step.node is not None and step.variant is not None
+            if step.variant.folded:
+                for n, out in enumerate(step.outputs):
+                    assert out.const is not None
+                    real[step.first + n] = eager_constant(out.const.value, out.spec)
+                continue
+            inputs = [_input(step, i, slot, real, feeds) for i, slot in enumerate(step.slots)]
+            if step.node.entry == "execute":
+                flat = [make_constant(v, None) if i in step.consts else v for i, v in enumerate(inputs)]
+                result = _execute(step, flat)
+            else:
+                try:
+                    result = fast_execute(ctx, step.op, step.node.name, *inputs, *step.attrs)
+                except core._NotOkStatusException as error:
+                    name = step.node.name
+                    error.message += " name: " + str(name if name is not None else "")
+                    raise core._status_to_exception(error) from None
+            for n, tensor in enumerate(flat_outputs(result)):
+                real[step.first + n] = tensor
+                values[step.first + n]._value = tensor
+
+
+def _execute(step: Step, inputs: list[Any]) -> Any:
+    try:
+        return run_execute(context.context().device_name, step.op, inputs, step.attrs, len(step.outputs))
+    except core._NotOkStatusException as error:
+        raise core._status_to_exception(error) from None
+
+
+def _input(step: Step, i: int, slot: int, real: list[Any], feeds: list[Any]) -> Any:
+    if slot == LIST:
+        slots, consts = step.lists[i]
+        return [consts[j].value if j in consts else _tensor(s, real, feeds) for j, s in enumerate(slots)]
+    return step.consts[i].value if i in step.consts else _tensor(slot, real, feeds)
+
+
+def _tensor(slot: int, real: list[Any], feeds: list[Any]) -> Any:
+    return real[slot] if slot >= 0 else feeds[-1 - slot]

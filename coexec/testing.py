@@ -1,0 +1,25 @@
+"""Testing: forces what is hard to bring about from outside."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from coexec.runtime import following
+
+
+@contextlib.contextmanager
+def diverge_at(event: int) -> Iterator[None]:
+    """Makes the cursor report a mismatch at operation number `event` (from 0) of every call that is followed."""
+    before = following.forced_event
+    following.forced_event = event
+    try:
+        yield
+    finally:
+        following.forced_event = before
+
+
+def count_events(function: Any) -> int:
+    """Returns how many operations the last followed call of a decorated function issued."""
+    return int(function._controller.last_events)

@@ -1,0 +1,84 @@
+"""Prints the benchmark table.
+
+    python -m examples.bench                        every case, about two minutes
+    python -m examples.bench --quick                few rounds: that it runs, not how fast
+    python -m examples.bench --case=raw-ops --profile
+    python -m examples.bench --write-readme         also puts the table into README.md
+
+Exits with 1 if a case that must be followed was not: its times would say nothing about co-execution.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+from absl import app, flags
+
+from examples.bench import table
+from examples.bench.cases import CASES, MEMORY
+from examples.bench.measure import measure, measure_memory, profile
+
+NAMES = [case.name for case in (*CASES, MEMORY)]
+QUICK = flags.DEFINE_bool("quick", False, "Three rounds and 1,000 calls for memory.")
+ONLY = flags.DEFINE_multi_enum("case", None, NAMES, "Run only this case; may be repeated.")
+JSON = flags.DEFINE_string("json", None, "Write everything measured to this file.")
+PROFILE = flags.DEFINE_bool("profile", False, "Profile the co-executed variant instead of timing the cases.")
+WRITE_README = flags.DEFINE_bool("write-readme", False, "Put the table between README.md's bench markers.")
+
+flags.register_multi_flags_validator(
+    ["quick", "case", "write-readme"],
+    lambda chosen: not (chosen["write-readme"] and (chosen["quick"] or chosen["case"])),
+    "what readers see is a full run: --write-readme goes with neither --quick nor --case",
+)
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def main(_: list[str]) -> int:
+    """Measures, prints, writes."""
+    wanted = ONLY.value or NAMES
+    cases = [c for c in CASES if c.name in wanted]
+    if PROFILE.value:
+        for case in cases:
+            profile(case)
+        return 0
+
+    results, memory = [], []
+    for case in cases:
+        say(case.name)
+        results.append(measure(case, rounds=3 if QUICK.value else 30))
+    if MEMORY.name in wanted:
+        say(MEMORY.name)
+        memory = measure_memory(MEMORY, calls=1_000 if QUICK.value else MEMORY.calls)
+    say("")
+
+    print(f"{table.circumstances()}\n")
+    print(table.render(results, memory, goals=True))
+    if JSON.value:
+        Path(JSON.value).write_text(json.dumps(table.as_json(results, memory), indent=2) + "\n")
+    if WRITE_README.value:
+        table.write_readme(README, table.render(results, memory, goals=False))
+
+    idle = [r.case.name for r in results if r.case.follows and not r.share_followed]
+    idle += [MEMORY.name for m in memory if m.variant == "coexec" and not m.share_followed]
+    wrong = [r.case.name for r in results if r.variants["coexec"].error]
+    if idle:
+        print(f"FAILED: nothing was followed in {', '.join(idle)}", file=sys.stderr)
+    if wrong:
+        print(
+            f"FAILED: co-execution returned other results than eager in {', '.join(wrong)}", file=sys.stderr
+        )
+    return 1 if idle or wrong else 0
+
+
+def say(name: str) -> None:
+    """Shows on a terminal which case is being measured."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{name}", end="" if name == "" else " ...", flush=True, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,215 @@
+"""Times the variants of a case in turn, round by round, so that a busy machine slows all of them alike.
+
+Times are medians over rounds, ratios to eager are medians of the ratios within a round. The first call is
+timed apart, warm-up is not timed, and the results of a variant's first calls are compared with eager's.
+"""
+
+import cProfile
+import gc
+import pstats
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+import coexec
+from examples.bench.cases import Case, Program
+
+WRAPPERS: dict[str, Callable] = {
+    "eager": lambda step: step,
+    "coexec": coexec.function,
+    "tf.function": tf.function,
+    "jit": lambda step: tf.function(step, jit_compile=True),
+}
+COMPARED_CALLS = 5
+STEADY_CALLS = 10  # calls that are all followed, with nothing compiled, before the measurement starts
+LONGEST_WARM_UP = 30.0  # seconds, for compilers that work in the background
+WARM_UP_CALLS = 100  # where nothing will ever be followed
+
+
+@dataclass
+class Variant:
+    """One way to run a case, and what was measured of it."""
+
+    name: str
+    program: Program
+    step: Callable
+    error: str | None = None  # why it cannot run the case, or what it gets wrong
+    first_call: float | None = None
+    block_seconds: list[float] = field(default_factory=list)
+    results: list[np.ndarray] = field(default_factory=list)
+
+    @property
+    def per_call(self) -> float | None:
+        """Seconds of one call, in the median round."""
+        return statistics.median(self.block_seconds) if self.block_seconds else None
+
+    @property
+    def stats(self):
+        """What the co-executed function counted so far; None for the other variants."""
+        return self.step.stats() if self.name == "coexec" else None
+
+    def call(self):
+        """One call with the next arguments."""
+        return self.step(*next(self.program.inputs))
+
+    def block(self, calls: int) -> None:
+        """Times `calls` calls up to the moment when the last result can be read."""
+        arguments = [next(self.program.inputs) for _ in range(calls)]
+        step = self.step
+        start = time.perf_counter()
+        for args in arguments:
+            result = step(*args)
+        np.asarray(result)
+        self.block_seconds.append((time.perf_counter() - start) / calls)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A case, its variants, and what co-execution counted during the timed rounds."""
+
+    case: Case
+    variants: dict[str, Variant]
+    launches: float | None  # per call
+    share_followed: float | None  # of all operations
+
+    def ratio(self, name: str) -> float | None:
+        """The time of a call as a multiple of eager's in the same round; None if the variant cannot run."""
+        rounds = zip(self.variants[name].block_seconds, self.variants["eager"].block_seconds, strict=False)
+        ratios = [mine / eager for mine, eager in rounds]
+        return statistics.median(ratios) if ratios else None
+
+
+def measure(case: Case, rounds: int) -> Result:
+    """Runs every variant of `case` for `rounds` rounds, after each has settled."""
+    warm_tensorflow(case)
+    variants = {name: prepare(case, name) for name in WRAPPERS}
+    for variant in variants.values():
+        compare(variant, variants["eager"])
+    runnable = [v for v in variants.values() if v.first_call is not None]
+    calls = warm_up(variants["coexec"], case)
+    for variant in runnable:
+        if variant.name != "coexec":  # as many calls for the others: a trained model may do less in a step
+            for _ in range(calls):
+                variant.call()
+    before = variants["coexec"].stats
+    for number in range(rounds):
+        turn = number % len(runnable)
+        for variant in runnable[turn:] + runnable[:turn]:
+            variant.block(case.calls)
+    return Result(case, variants, *counted(before, variants["coexec"].stats))
+
+
+def warm_tensorflow(case: Case) -> None:
+    """Makes one eager call that counts for nobody: kernels and libraries load on first use."""
+    program = case.build()
+    program.step(*next(program.inputs))
+
+
+def prepare(case: Case, name: str) -> Variant:
+    """Builds one variant and makes its first calls; keeps the error if `tf.function` raises one."""
+    program = case.build()
+    variant = Variant(name, program, WRAPPERS[name](program.step))
+    try:
+        for call in range(COMPARED_CALLS):
+            start = time.perf_counter()
+            result = np.asarray(variant.call())
+            if call == 0:
+                first_call = time.perf_counter() - start
+            variant.results.append(result)
+        variant.first_call = first_call
+    except Exception as error:
+        if name in ("eager", "coexec"):
+            raise
+        variant.error = f"fails: {one_line(error)}"
+    return variant
+
+
+def warm_up(variant: Variant, case: Case) -> int:
+    """Calls until the function is followed steadily, or gives up; returns how many calls it took."""
+    calls = steady = 0
+    deadline = time.monotonic() + LONGEST_WARM_UP
+    while steady < STEADY_CALLS and time.monotonic() < deadline and (case.follows or calls < WARM_UP_CALLS):
+        before = variant.stats
+        variant.call()
+        after = variant.stats
+        calls += 1
+        steady = steady + 1 if after.followed > before.followed and after.compiles == before.compiles else 0
+    return calls
+
+
+def compare(variant: Variant, eager: Variant) -> None:
+    """Notes on `variant` the first call that returned something else than the same call of `eager`."""
+    for number, (mine, right) in enumerate(zip(variant.results, eager.results, strict=False), start=1):
+        if not np.allclose(mine, right, rtol=1e-3, atol=1e-5):
+            variant.error = f"wrong result in call {number}"
+            return
+
+
+def counted(before, after) -> tuple[float | None, float | None]:
+    """Launches per call and the share of operations followed, between two readings of the counters."""
+    calls = after.calls - before.calls
+    followed = after.ops_followed - before.ops_followed
+    ops = followed + after.ops_recorded - before.ops_recorded
+    return (after.launches - before.launches) / max(calls, 1), followed / ops if ops else None
+
+
+def profile(case: Case, calls: int = 200) -> None:
+    """Prints where the Python time of the co-executed variant goes, once it has settled."""
+    variant = prepare(case, "coexec")
+    warm_up(variant, case)
+    profiler = cProfile.Profile()
+    with profiler:
+        for _ in range(calls):
+            variant.call()
+    print(f"\n{case.name}: {calls} calls of the co-executed function")
+    pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The resident memory of this process around many calls of one variant, in MiB."""
+
+    variant: str
+    calls: int
+    before: float
+    after: float
+    share_followed: float | None
+
+
+def measure_memory(case: Case, calls: int) -> list[Memory]:
+    """Calls both programs `calls` times each; returns nothing where there is no /proc to read."""
+    if not Path("/proc/self/statm").exists():
+        return []
+    measured = []
+    for name in ("eager", "coexec"):
+        variant = prepare(case, name)
+        if name == "coexec":
+            warm_up(variant, case)
+        for _ in range(calls // 10):  # arenas and caches grow to their size first
+            variant.call()
+        stats, before = variant.stats, resident_mib()
+        for _ in range(calls):
+            variant.call()
+        share = counted(stats, variant.stats)[1] if stats else None
+        measured.append(Memory(name, calls, before, resident_mib(), share))
+    return measured
+
+
+def resident_mib() -> float:
+    """Resident memory of this process, garbage collected first."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
+def one_line(error: Exception) -> str:
+    """The line of a TensorFlow error that says what went wrong: the last one of its message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    last = lines[-1] if lines else ""
+    return last if type(error).__name__ in last else f"{type(error).__name__}: {last}"

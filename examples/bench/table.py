@@ -1,0 +1,167 @@
+"""Turns measurements into the Markdown tables that the terminal and the README show, and into JSON."""
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import re
+from pathlib import Path
+
+from examples.bench.measure import Memory, Result
+
+BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+COLUMNS = {"eager": "eager", "coexec": "coexec", "tf.function": "tf.function", "jit": "jit_compile=True"}
+
+
+def circumstances() -> str:
+    """When, on what and with what the figures were taken, in one line."""
+    return (
+        f"{datetime.date.today().isoformat()}, {processor()}, {os.cpu_count()} cores, "
+        f"Python {platform.python_version()}, TensorFlow {importlib.metadata.version('tensorflow')}"
+    )
+
+
+def processor() -> str:
+    """The processor's name as its maker writes it, where the system tells."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found.group(1) if found else platform.machine()
+
+
+def render(results: list[Result], memory: list[Memory], *, goals: bool) -> str:
+    """All tables and notes as Markdown; with `goals`, also first calls and whether the goals are met."""
+    parts = []
+    notes = Notes()
+    if results:
+        parts.append(steady_table(results, notes, goals=goals))
+    if notes.lines:
+        parts.append("\n".join(notes.lines))
+    if results and goals:
+        parts.append(first_call_table(results))
+    parts.extend(memory_line(m) for m in memory)
+    return "\n\n".join(parts)
+
+
+class Notes:
+    """Numbered footnotes, in a Markdown list; a text that comes again keeps its number."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+
+    def mark(self, text: str) -> str:
+        """The mark to put where `text` applies."""
+        return f"[{self.numbers.setdefault(text, len(self.numbers) + 1)}]"
+
+    @property
+    def lines(self) -> list[str]:
+        """The notes themselves, one line each."""
+        return [f"{number}. {text}" for text, number in self.numbers.items()]
+
+
+def steady_table(results: list[Result], notes: Notes, *, goals: bool) -> str:
+    """Milliseconds per call and, in brackets, multiples of eager's."""
+    rows = []
+    for result in results:
+        row = [result.case.what]
+        row += [cell(result, name, notes) for name in COLUMNS]
+        row += [number(result.launches, ".1f"), number(result.share_followed, ".0%")]
+        if goals:
+            row.append(goal(result))
+        rows.append(row)
+    heads = ["ms per call (of eager)", *COLUMNS.values(), "launches", "ops followed"]
+    return markdown(heads + ["goal"] * goals, rows)
+
+
+def cell(result: Result, name: str, notes: Notes) -> str:
+    """The time and ratio of one variant, or the mark of the note that says why there is none."""
+    variant, ratio = result.variants[name], result.ratio(name)
+    mark = f" {notes.mark(f'{COLUMNS[name]}, {result.case.what}: {variant.error}')}" if variant.error else ""
+    if variant.per_call is None:
+        return f"cannot{mark}"
+    shown = "" if name == "eager" else f" ({ratio:.2f})"
+    return f"{milliseconds(variant.per_call)}{shown}{mark}"
+
+
+def goal(result: Result) -> str:
+    """Whether the co-executed ratio is within the case's goal."""
+    at_most, ratio = result.case.at_most, result.ratio("coexec")
+    if at_most is None or ratio is None:
+        return ""
+    return f"{at_most:.2f} {'met' if ratio <= at_most else 'MISSED'}"
+
+
+def first_call_table(results: list[Result]) -> str:
+    """Milliseconds of the first call, which traces and may compile."""
+    rows = []
+    for result in results:
+        seconds = [result.variants[name].first_call for name in COLUMNS]
+        rows.append([result.case.what, *("" if s is None else milliseconds(s) for s in seconds)])
+    return markdown(["ms of the first call", *COLUMNS.values()], rows)
+
+
+def memory_line(memory: Memory) -> str:
+    """Resident memory before and after, in one sentence."""
+    share = "" if memory.share_followed is None else f", {memory.share_followed:.0%} of the ops followed"
+    growth = memory.after - memory.before
+    return (
+        f"Memory, {memory.calls:,} calls, {memory.variant}: "
+        f"{memory.before:.1f} -> {memory.after:.1f} MiB resident ({growth:+.1f}){share}."
+    )
+
+
+def milliseconds(seconds: float) -> str:
+    """Three digits that count: 0.0123, 1.23, 123."""
+    value = 1000 * seconds
+    return f"{value:.3f}" if value < 1 else f"{value:.2f}" if value < 10 else f"{value:.1f}"
+
+
+def number(value: float | None, form: str) -> str:
+    """`value` formatted, or nothing."""
+    return "" if value is None else format(value, form)
+
+
+def markdown(heads: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table that also reads well as plain text: first column left, the others right."""
+    first, *others = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    rule = ["-" * first, *("-" * (width - 1) + ":" for width in others)]
+    lines = []
+    for label, *cells in [heads, rule, *rows]:
+        padded = [label.ljust(first), *(c.rjust(w) for c, w in zip(cells, others, strict=True))]
+        lines.append(f"| {' | '.join(padded)} |")
+    return "\n".join(lines)
+
+
+def as_json(results: list[Result], memory: list[Memory]) -> dict:
+    """Everything measured, in seconds and MiB, for a program to read."""
+    return {
+        "circumstances": circumstances(),
+        "cases": {
+            r.case.name: {
+                "launches_per_call": r.launches,
+                "share_followed": r.share_followed,
+                "variants": {
+                    v.name: {
+                        "first_call": v.first_call,
+                        "per_call": v.per_call,
+                        "of_eager": r.ratio(v.name),
+                        "error": v.error,
+                    }
+                    for v in r.variants.values()
+                },
+            }
+            for r in results
+        },
+        "memory": [vars(m) for m in memory],
+    }
+
+
+def write_readme(readme: Path, text: str) -> None:
+    """Puts `text` and its circumstances between the markers of `readme`; raises ValueError without them."""
+    old = readme.read_text()
+    if BEGIN not in old or END not in old:
+        raise ValueError(f"{readme} has no lines {BEGIN} and {END}: add them where the table belongs")
+    head, rest = old.split(BEGIN, 1)
+    tail = rest.split(END, 1)[1]
+    readme.write_text(f"{head}{BEGIN}\n{text}\n\nTaken by `make bench`: {circumstances()}.\n{END}{tail}")

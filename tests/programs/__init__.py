@@ -1,0 +1,116 @@
+"""The corpus: plain programs, one feature of Python or TensorFlow each, that know nothing of co-execution.
+
+A program is a factory. It is given the decorator under test (or one that does nothing, for the eager side) and returns
+an `Instance` with state of its own, so an eager and a co-executed instance can be compared side by side:
+
+    @program()
+    def running_total(function):
+        "A list outside the step grows by one number a call."
+        log = []
+
+        @function
+        def step(x):
+            log.append(float(tf.reduce_sum(x)))
+            return x * log[-1]
+
+        return Instance(step, each(lambda i: args(vector(i))), state=lambda: log)
+
+Floats that are printed, or that decide a branch, are small integers or halves: no order of summation changes them.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+Arguments = tuple[tuple, dict]
+CALLS = 8
+
+
+def nothing(*_):
+    return None
+
+
+@dataclass
+class Instance:
+    """One run's worth of a program: what to call, with what, and what to compare."""
+
+    step: Callable
+    calls: Sequence[Callable[[], Arguments]]
+    state: Callable[[], Any] = nothing  # what the program has done so far: logs, variables, attributes
+    after: Callable[[Any], Any] = nothing  # what a caller does with a result, outside the step
+    function: Any = None  # the decorated object that counts, where it is not `step` itself
+
+    def __post_init__(self):
+        self.function = self.step if self.function is None else self.function
+
+
+@dataclass(frozen=True)
+class Program:
+    """A factory of instances, and what to expect of a co-executed one.
+
+    `follows` is the least number of calls that must be followed from start to end. It is 0 only with a reason in `why`.
+    """
+
+    name: str
+    make: Callable[[Callable], Instance] = field(repr=False)
+    follows: int
+    why: str
+    rtol: float
+    atol: float
+
+
+PROGRAMS: dict[str, Program] = {}
+
+
+def program(follows: int = 5, why: str = "", rtol: float = 1e-5, atol: float = 1e-6):
+    """Register a factory. A first call records and each new path costs one call more: 5 of 8 leaves room for two."""
+    if follows == 0 and not why:
+        raise ValueError("a program that is never followed says why")
+
+    def register(make):
+        name = f"{make.__module__.rpartition('.')[2]}.{make.__name__}"
+        if name in PROGRAMS:
+            raise ValueError(f"two programs are called {name}")
+        PROGRAMS[name] = Program(name, make, follows, why, rtol, atol)
+        return make
+
+    return register
+
+
+def args(*positional, **keywords) -> Arguments:
+    return positional, keywords
+
+
+def each(arguments: Callable[[int], Arguments], count: int = CALLS) -> list[Callable[[], Arguments]]:
+    """The thunks of `count` successive calls. `arguments` gets the number of the call and builds fresh inputs."""
+    return [lambda number=number: arguments(number) for number in range(count)]
+
+
+def vector(number: int, *shape: int, dtype=np.float32) -> tf.Tensor:
+    """Normal numbers that depend on `number` alone."""
+    return tf.constant(np.random.default_rng(number).normal(size=shape or (4,)).astype(dtype))
+
+
+def integers(number: int, *shape: int, low=-4, high=5, dtype=np.int32) -> tf.Tensor:
+    """Small whole numbers that depend on `number` alone; as floats, their sums are exact in any order."""
+    return tf.constant(np.random.default_rng(number).integers(low, high, size=shape or (4,)).astype(dtype))
+
+
+def signed(number: int) -> tf.Tensor:
+    """Exact floats whose sum is above zero in even calls and below zero in odd ones."""
+    sign = 1.0 if number % 2 == 0 else -1.0
+    return tf.constant(np.array([1.0, 2.0, 3.0, 0.5 * number], np.float32) * sign)
+
+
+def whole(number: int) -> tf.Tensor:
+    """A float scalar: 0.0, 1.0, 2.0, ..."""
+    return tf.constant(float(number))
+
+
+for module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{module.name}")

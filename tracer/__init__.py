@@ -1,0 +1,1 @@
+"""tracer: what an imperative TensorFlow program did. Facts only: no policy, no threads."""

@@ -1,0 +1,349 @@
+"""Cursor: walks a trace graph beside the running program.
+
+`advance` compares the operation that the program issues with the steps that may come next. The common case is one
+comparison of names, one of attributes, and one of a number per input; nothing there depends on the size of the
+graph. Where no step fits, `adopt` looks for the operation's node by its location: a known node reached in a new way
+(after a join, at a new cut, wired differently) becomes a new step; an unknown one is a mismatch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from tensorflow.python.eager import core
+from tensorflow.python.framework import ops
+
+from tracer.graph import CONST, LIST, Node, Step, TraceGraph, Variant
+from tracer.inputs import Unsupported, part_of, python_spec, small
+from tracer.intercept import make_constant
+from tracer.lazy import LazyTensor, Output
+from tracer.location import Location, call_stack
+from tracer.op import Const, Signature, signature_of
+from tracer.rebuild import infer_shapes
+from tracer.spec import RESOURCE, Spec, spec_of
+
+EagerTensor = ops.EagerTensor
+
+MAX_STEPS = 64  # alternatives kept behind one step; the least recently used go
+
+_runs = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """What the cursor met: a kind, what was expected, what was seen, and where."""
+
+    kind: str
+    expected: str
+    seen: str
+    location: str
+
+
+class Cursor:
+    """Follows one call along `graph`; every tensor of the call has a key that no tensor of another call has."""
+
+    def __init__(self, graph: TraceGraph) -> None:
+        self.graph = graph
+        self.base = next(_runs) << 32
+        self.step = graph.entry.start_after()
+        self.externals: list[Any] = []  # the feeds of the running segment
+        self.handles: set[int] = set()  # ids of those that are resources: an alias needs wiring of its own
+        self.nodes: list[Node] = []
+        self._counts: Counter[Any] = Counter()
+        self._counted = 0
+        self.mismatch: Mismatch | None = None
+
+    # The hot path.
+
+    def advance(self, op: str, inputs: tuple[Any, ...], attrs: tuple[Any, ...] | None) -> Step | None:
+        """Returns the step that this operation is, after moving there; None if no known step fits.
+
+        `attrs` is None where `inputs` carries them at its end, as the fast path of TensorFlow passes them.
+        """
+        here = self.step
+        step = here.hot
+        if step is None or not self._fits(step, op, inputs, attrs):
+            for step in here.next:
+                if step is not here.hot and self._fits(step, op, inputs, attrs):
+                    here.hot = step
+                    break
+            else:
+                return None
+        self.step = step
+        self.nodes.append(step.node)  # type: ignore[arg-type]
+        return step
+
+    def _fits(self, step: Step, op: str, inputs: tuple[Any, ...], attrs: tuple[Any, ...] | None) -> bool:
+        if step.op != op:
+            return False
+        if step.host:
+            return True
+        if attrs is None:
+            attrs = inputs[step.arity :]
+        if attrs != step.attrs or (step.exact and repr(attrs) != repr(step.attrs)):
+            return False
+        base = self.base
+        mark = len(self.externals)
+        for want, value in zip(step.slots, inputs):  # noqa: B905  (attributes may follow the inputs)
+            if want >= 0:
+                if type(value) is not LazyTensor or value._key - base != want:
+                    break
+            elif want > CONST:
+                if not self._feed(value, -1 - want, step):
+                    break
+        else:
+            if self._consts_fit(step.consts, inputs) and (not step.lists or self._lists_fit(step, inputs)):
+                return True
+        if len(self.externals) > mark:
+            for real in self.externals[mark:]:
+                self.handles.discard(id(real))
+            del self.externals[mark:]
+        return False
+
+    def _feed(self, value: Any, k: int, step: Step) -> bool:
+        externals = self.externals
+        if k > len(externals):
+            return False
+        kind = type(value)
+        if kind is EagerTensor:
+            real = value
+        elif kind is LazyTensor:
+            real = value._value
+            if real is None:
+                if value._out.const is None:
+                    return False  # still to come: another wiring
+                real = value.resolve()
+        elif k == len(externals) and value is not None:
+            spec = step.specs[k - step.parent.external]  # type: ignore[union-attr]
+            try:
+                real = make_constant(value, spec.dtype)
+            except (TypeError, ValueError):
+                return False
+        else:
+            return False
+        if k < len(externals):
+            return externals[k] is real
+        spec = step.specs[k - step.parent.external]  # type: ignore[union-attr]
+        if real._datatype_enum() != spec.enum or real._shape_tuple() != spec.shape:
+            return False
+        if spec.enum == RESOURCE:
+            if id(real) in self.handles or self.graph.handle_spec(real) is not spec:
+                return False
+            self.handles.add(id(real))
+        externals.append(real)
+        return True
+
+    def _consts_fit(self, consts: dict[int, Const], inputs: Any) -> bool:
+        for i, const in consts.items():
+            value = inputs[i]
+            if type(value) is LazyTensor:
+                other = value._out.const
+                if other is not const and (other is None or other != const):
+                    return False
+            elif type(value) is EagerTensor or not const.holds(value):
+                return False
+        return True
+
+    def _lists_fit(self, step: Step, inputs: tuple[Any, ...]) -> bool:
+        base = self.base
+        for i, (slots, consts) in step.lists.items():
+            values = inputs[i]
+            if len(values) != len(slots):
+                return False
+            for want, value in zip(slots, values, strict=True):
+                if want >= 0:
+                    if type(value) is not LazyTensor or value._key - base != want:
+                        return False
+                elif want > CONST and not self._feed(value, -1 - want, step):
+                    return False
+            if not self._consts_fit(consts, values):
+                return False
+        return True
+
+    # Cuts.
+
+    def cut(self) -> None:
+        """Ends the segment: what follows is wired to its tensors as to any other feed."""
+        step = self.step
+        assert step.node is not None
+        self.base += step.end
+        self.externals = []
+        self.handles = set()
+        self.step = step.node.start_after()
+
+    # The slow path.
+
+    def counts(self) -> Counter[Any]:
+        """Returns how often each place has issued each operation so far in this call."""
+        for node in self.nodes[self._counted :]:
+            place = (node.location.frames, node.op)
+            self._counts[place] = max(self._counts[place], node.location.iteration + 1)
+        self._counted = len(self.nodes)
+        return self._counts
+
+    def adopt(
+        self, entry: str, op: str, inputs: tuple[Any, ...], attrs: tuple[Any, ...], args: tuple[Any, ...]
+    ) -> Step | None:
+        """Returns a new step for an operation whose node is known, after moving there; else None and a mismatch."""
+        here = self.step
+        signature = signature_of(op)
+        frames, _ = call_stack()
+        location = Location(frames, self.counts()[frames, op])
+        node = self.graph.find(op, entry, attrs, location)
+        if node is None:
+            if entry == "fast" and (op, location) in self.graph.slow:
+                raise core._FallbackException("this operation takes TensorFlow's slow path")
+            return self._mismatch("new operation", location, self._expected(), f"{op}{list(attrs) or ''}")
+        if node.host is not None:
+            return self._move(Step(here, op, node, None, (), {}, {}, ()), node)
+        if signature is None:
+            return self._mismatch("new operation", location, self._expected(), op)
+        wiring = Wiring(self, node, op, signature, args)
+        try:
+            parts = wiring.build(inputs)
+            variant = node.variants.get(parts)
+            if variant is None:
+                variant = self._generalise(node, op, entry, attrs, parts, wiring)
+                if variant is not None:
+                    wiring = Wiring(self, node, op, signature, args)
+                    wiring.build(inputs)
+        except (Unsupported, TypeError, ValueError) as error:
+            return self._mismatch("unsupported input", location, "a tensor or a number", str(error))
+        if variant is None:
+            known = "; ".join(str(v.key) for v in list(node.variants.values())[-3:])
+            return self._mismatch("new shapes", location, known, str(parts))
+        for other in here.next:
+            if other.node is not node or other.variant is not variant or other.slots != tuple(wiring.slots):
+                continue
+            # The same place with another Python number: from now on the number is fed.
+            changed = {i for i, c in other.consts.items() if wiring.consts[i] != c}
+            if changed:
+                node.fed |= changed
+                here.next.remove(other)
+                here.hot = None
+                return self.adopt(entry, op, inputs, attrs, args)
+        wiring.commit()
+        return self._move(
+            Step(here, op, node, variant, tuple(wiring.slots), wiring.consts, wiring.lists, tuple(wiring.specs)), node
+        )
+
+    def _move(self, step: Step, node: Node) -> Step:
+        here = self.step
+        self.graph.link(self.nodes[-1] if self.nodes else self.graph.entry, node)
+        if len(here.next) >= MAX_STEPS:
+            del here.next[0]
+        here.next.append(step)
+        here.hot = step
+        self.step = step
+        self.nodes.append(node)
+        return step
+
+    def _generalise(
+        self, node: Node, op: str, entry: str, attrs: Any, parts: tuple[Any, ...], wiring: Wiring
+    ) -> Variant | None:
+        """Feeds integers that have changed, if no shape depends on them; returns the variant, else None."""
+        for key, variant in node.variants.items():
+            changed = {
+                i for i, (a, b) in enumerate(zip(key, parts, strict=True))
+                if a != b and isinstance(a, Const) and isinstance(b, Const)
+            }  # fmt: skip
+            same = all(i in changed or a == b for i, (a, b) in enumerate(zip(key, parts, strict=True)))
+            if not changed or not same or variant.folded:
+                continue
+            general = tuple(wiring.const_specs[i] if i in changed else p for i, p in enumerate(parts))
+            shapes = infer_shapes(op, entry, attrs, general)
+            if shapes is not None and shapes == tuple(o.spec.shape for o in variant.outputs):
+                node.fed |= changed
+                outputs = tuple(Output(o.spec, None, node) for o in variant.outputs)
+                node.variants[general] = Variant(general, outputs, variant.template)
+                return node.variants[general]
+        return None
+
+    def _expected(self) -> str:
+        last = self.nodes[-1] if self.nodes else self.graph.entry
+        names = [f"{n.op} at {n.location}" for n in list(last.successors.values())[:4]]
+        return " or ".join(names) if names else "the end of the call"
+
+    def _mismatch(self, kind: str, location: Any, expected: str, seen: str) -> None:
+        self.mismatch = Mismatch(kind, expected, seen, str(location))
+
+
+class Wiring:
+    """Where each input of an operation comes from, in terms of the running segment."""
+
+    def __init__(self, cursor: Cursor, node: Node, op: str, signature: Signature, args: tuple[Any, ...]) -> None:
+        self.cursor = cursor
+        self.node = node
+        self.op = op
+        self.signature = signature
+        self.args = args
+        self.slots: list[int] = []
+        self.consts: dict[int, Const] = {}
+        self.const_specs: dict[int, Spec] = {}
+        self.lists: dict[int, tuple[tuple[int, ...], dict[int, Const]]] = {}
+        self.specs: list[Spec] = []
+        self.externals = list(cursor.externals)
+
+    def build(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Fills in the wiring, single inputs before lists as the cursor compares them; returns the variant's key."""
+        parts: list[Any] = []
+        for i, value in enumerate(inputs):
+            if self._is_list(i):
+                self.slots.append(LIST)
+                parts.append(None)
+                continue
+            slot, part, const = self._input(i, value, i in self.node.fed)
+            if const is not None:
+                self.consts[i] = const
+            self.slots.append(slot)
+            parts.append(part)
+        for i, value in enumerate(inputs):
+            if self._is_list(i):
+                items = [self._input(i, v, False) for v in value]
+                consts = {j: const for j, (_, _, const) in enumerate(items) if const is not None}
+                self.lists[i] = (tuple(slot for slot, _, _ in items), consts)
+                parts[i] = tuple(part for _, part, _ in items)
+        return tuple(parts)
+
+    def commit(self) -> None:
+        """Makes the feeds that this wiring adds those of the running segment."""
+        new = self.externals[len(self.cursor.externals) :]
+        self.cursor.externals.extend(new)
+        self.cursor.handles.update(id(t) for t in new if t._datatype_enum() == RESOURCE)
+
+    def _is_list(self, i: int) -> bool:
+        return bool(self.args) and self.signature.lists[i]
+
+    def _input(self, i: int, value: Any, fed: bool) -> tuple[int, Any, Const | None]:
+        kind = type(value)
+        if kind is LazyTensor:
+            const, spec = value._out.const, value._out.spec
+            if const is not None:
+                self.const_specs[i] = spec
+                if not fed:
+                    return CONST, part_of(const, spec, self.op), const
+            elif value._value is None and 0 <= value._key - self.cursor.base < self.cursor.step.end:
+                return value._key - self.cursor.base, spec, None
+            return self._external(value.resolve(), spec), spec, None
+        if kind is EagerTensor:
+            spec = spec_of(value)
+            return self._external(value, spec), spec, None
+        if not self.args:
+            raise Unsupported("a Python value is passed to a function")
+        spec = python_spec(self.signature, i, self.args, value)
+        self.const_specs[i] = spec
+        if small(value) and not fed:
+            const = Const(value)
+            return CONST, part_of(const, spec, self.op), const
+        return self._external(make_constant(value, spec.dtype), spec), spec, None
+
+    def _external(self, real: Any, spec: Spec) -> int:
+        for k, known in enumerate(self.externals):
+            if known is real:
+                return -1 - k
+        self.externals.append(real)
+        self.specs.append(spec)
+        return -len(self.externals)

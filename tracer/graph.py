@@ -1,0 +1,218 @@
+"""Trace graph: all traces of one function, merged.
+
+A *node* is an operation at a place: type, attributes and location. Its *variants* say what comes out for what goes
+in (dtypes, shapes, and the values of integers that shapes depend on). Edges say which node followed which; a node
+with several successors is a fork, one with several predecessors a join.
+
+A *step* is a node on one path, with its wiring: which earlier tensor of the same segment each input is, or which
+feed. Steps are what the cursor walks; they hang in a tree that starts anew after every cut, so paths that part
+before a cut share their steps after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tracer.lazy import Output
+from tracer.location import Location
+from tracer.op import Const, copied_attrs, freeze, signature_of
+from tracer.spec import Spec, spec_of
+
+CONST = -(1 << 40)  # slot of an input that is a constant
+LIST = CONST - 1  # slot of an input that is a list
+
+MAX_HANDLES = 4096
+
+
+class Variant:
+    """What a node does with inputs of these specs and values: its outputs, and the shape of its result."""
+
+    __slots__ = ("key", "outputs", "template")
+
+    def __init__(self, key: tuple[Any, ...], outputs: tuple[Output, ...], template: Any) -> None:
+        self.key = key
+        self.outputs = outputs
+        # None: no result; -1: the tensor itself; else a list of output numbers and lists of output numbers.
+        self.template = template
+
+    @property
+    def folded(self) -> bool:
+        """Whether all outputs are known without running the operation."""
+        return bool(self.outputs) and all(o.const is not None for o in self.outputs)
+
+
+class Node:
+    """One operation at one place of the user's program."""
+
+    __slots__ = (
+        "after", "attrs", "constants", "entry", "fed", "guarded", "host", "inputs", "location", "name", "number",
+        "op", "predecessors", "successors", "variants",
+    )  # fmt: skip
+
+    def __init__(self, number: int, op: str, entry: str, attrs: tuple[Any, ...], location: Location) -> None:
+        self.number = number
+        self.op = op
+        self.entry = entry
+        self.attrs: tuple[Any, ...] = copied_attrs(attrs)
+        self.location = location
+        self.name: Any = None
+        self.guarded = False
+        self.host: str | None = None  # why the operation runs on its own and is no part of a segment
+        self.variants: dict[tuple[Any, ...], Variant] = {}
+        self.successors: dict[int, Node] = {}
+        self.predecessors: dict[int, Node] = {}
+        self.inputs: list[set[str]] = []  # where each input has come from, for people
+        self.constants: dict[int, Const] = {}
+        self.fed: set[int] = set()  # constants that have changed and are fed since
+        self.after: Step | None = None
+
+    def start_after(self) -> Step:
+        """Returns the root of the steps that follow a cut behind this node."""
+        if self.after is None:
+            self.after = Step(None, None, self, None, (), {}, {}, ())
+        return self.after
+
+    def __repr__(self) -> str:
+        return f"<Node {self.number} {self.op} at {self.location}>"
+
+
+class Step:
+    """A node on one path of a segment: what the cursor compares an operation with."""
+
+    __slots__ = (
+        "arity", "attrs", "consts", "end", "executables", "exact", "external", "first", "host", "hot", "lists",
+        "next", "node", "op", "outputs", "parent", "single", "slots", "specs", "tape", "variant", "visits",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        parent: Step | None,
+        op: str | None,
+        node: Node | None,
+        variant: Variant | None,
+        slots: tuple[int, ...],
+        consts: dict[int, Const],
+        lists: dict[int, tuple[tuple[int, ...], dict[int, Const]]],
+        specs: tuple[Any, ...],
+    ) -> None:
+        self.parent = parent
+        self.op = op
+        self.node = node
+        self.variant = variant
+        self.slots = slots  # per input: >= 0 a tensor of this segment, < 0 a feed -(k + 1), or CONST, or LIST
+        self.consts = consts
+        self.lists = lists
+        self.specs = specs  # the specs of the feeds that this step is the first to use
+        self.external = (parent.external if parent is not None else 0) + len(specs)
+        self.first = parent.end if parent is not None else 0  # number of its first output in the segment
+        self.outputs = variant.outputs if variant is not None else ()
+        self.end = self.first + len(self.outputs)
+        self.single = variant is not None and variant.template == -1
+        self.arity = len(slots)
+        self.attrs = node.attrs if node is not None and op is not None else ()
+        self.exact = _needs_exact_attrs(self.attrs)
+        self.host = node is not None and op is not None and node.host is not None
+        self.next: list[Step] = []
+        self.hot: Step | None = None
+        self.visits = 0
+        self.executables: Any = None  # owned by the runtime: what has been compiled for a cut behind this step
+        self.tape: Any = None  # the complete attributes, for gradient tapes
+
+    def chain(self) -> list[Step]:
+        """Returns the steps of the segment up to this one, in order."""
+        steps = []
+        step: Step | None = self
+        while step is not None and step.parent is not None:
+            steps.append(step)
+            step = step.parent
+        steps.reverse()
+        return steps
+
+
+def _needs_exact_attrs(attrs: tuple[Any, ...]) -> bool:
+    """Whether `==` is too weak for these attributes: 0.0 == -0.0 holds, and they are not the same."""
+    return any(a == 0.0 and isinstance(a, float) for a in attrs)
+
+
+class TraceGraph:
+    """All traces of one function, merged. `str(graph)` prints it; `tracer.show.parse` reads that back."""
+
+    def __init__(self, name: str = "function") -> None:
+        self.name = name
+        self.nodes: list[Node] = []
+        self.index: dict[Any, Node] = {}
+        self.entry = Node(0, "Entry", "entry", (), Location((), 0))
+        self.nodes.append(self.entry)
+        self.exits: set[int] = set()
+        self.slow: set[Any] = set()  # operations that TensorFlow's fast path has refused, by place
+        self._handles: dict[int, Spec] = {}
+
+    def handle_spec(self, handle: Any) -> Spec:
+        """Returns the spec of a resource; what was found once is kept by the handle's id, which is never used again."""
+        spec = self._handles.get(handle._id)
+        if spec is None:
+            if len(self._handles) >= MAX_HANDLES:
+                self._handles.clear()
+            spec = self._handles[handle._id] = spec_of(handle)
+        return spec
+
+    def find(self, op: str, entry: str, attrs: tuple[Any, ...], location: Location) -> Node | None:
+        """Returns the node with this type, these attributes and this location, if there is one."""
+        try:
+            return self.index.get(node_key(op, entry, attrs, location))
+        except TypeError:
+            return None
+
+    def add(self, op: str, entry: str, attrs: tuple[Any, ...], location: Location) -> Node:
+        """Adds a node; one that is there already is returned."""
+        key = node_key(op, entry, attrs, location)
+        node = self.index.get(key)
+        if node is None:
+            node = self.index[key] = Node(len(self.nodes), op, entry, attrs, location)
+            self.nodes.append(node)
+            if entry == "execute":
+                self.slow.add((op, location))
+        return node
+
+    def link(self, before: Node, after: Node) -> None:
+        """Notes that `after` has followed `before`."""
+        if after.number not in before.successors:
+            before.successors[after.number] = after
+            after.predecessors[before.number] = before
+
+    def forks(self) -> Iterator[Node]:
+        """Yields the nodes behind which paths part."""
+        return (n for n in self.nodes if len(n.successors) > 1)
+
+    def joins(self) -> Iterator[Node]:
+        """Yields the nodes in which paths meet again."""
+        return (n for n in self.nodes if len(n.predecessors) > 1)
+
+    def __str__(self) -> str:
+        from tracer.show import show
+
+        return show(self)
+
+
+def node_key(op: str, entry: str, attrs: tuple[Any, ...], location: Location) -> Any:
+    """Returns the identity of a node: type, attributes, location.
+
+    Operations that run on their own are what they are whatever their attributes say (seeds, functions).
+    """
+    signature = signature_of(op)
+    if signature is None or (signature.stateful and not is_variable_op(op)):
+        return op, entry, location
+    return op, entry, freeze(attrs), location
+
+
+VARIABLE_OPS = frozenset(
+    {"ReadVariableOp", "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "VariableShape",
+     "ResourceGather", "ResourceGatherNd", "ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterUpdate",
+     "ResourceScatterMin", "ResourceScatterMax"}
+)  # fmt: skip
+
+
+def is_variable_op(op: str) -> bool:
+    """Returns whether `op` works on a variable in a way that segments can keep in order."""
+    return op in VARIABLE_OPS

@@ -1,0 +1,230 @@
+"""Intercept: the one file that hooks TensorFlow.
+
+Every eager operation goes through a few functions of `pywrap_tfe`, which TensorFlow's generated code looks up as
+module attributes on each call; constants made from Python values go through `constant_op.convert_to_eager_tensor`.
+The hooks pass everything on untouched, unless
+
+* the running thread has a handler (it records or follows a call): then the handler answers;
+* a lazy tensor is among the inputs: TensorFlow's C++ side would refuse it, so it is replaced by its value.
+
+They are installed while a call is recorded or followed, and while a lazy tensor is alive anywhere.
+Relies on: `pywrap_tfe.TFE_Py_FastPathExecute(ctx, op, name, *inputs, *attrs)`, `TFE_Py_Execute(handle, device, op,
+inputs, attrs, outputs)`, `TFE_Py_ExecuteCancelable`, `TFE_Py_TensorShapeSlice`, `TFE_ToDlpackCapsule`,
+`TFE_DlpackDevice`, `TFE_Py_PackEagerTensors`, `TFE_Py_RecordGradient`, `TFE_Py_TapeSetIsEmpty`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.eager import context, record
+from tensorflow.python.framework import constant_op, ops
+
+from tracer.lazy import LazyTensor, has_lazy, unwrap
+from tracer.op import complete_attrs, signature_of
+
+fast_execute = pywrap_tfe.TFE_Py_FastPathExecute
+execute = pywrap_tfe.TFE_Py_Execute
+_execute_cancelable = pywrap_tfe.TFE_Py_ExecuteCancelable
+_convert_to_eager_tensor = constant_op.convert_to_eager_tensor
+_record_gradient = pywrap_tfe.TFE_Py_RecordGradient
+tape_is_empty = pywrap_tfe.TFE_Py_TapeSetIsEmpty
+
+
+class Handler(Protocol):
+    """What a thread does with its operations while it records or follows."""
+
+    def fast(self, op: str, name: Any, args: tuple[Any, ...]) -> Any: ...
+
+    def execute(self, device: Any, op: Any, inputs: Any, attrs: Any, outputs: int, cancel: Any) -> Any: ...
+
+    def constant(self, value: Any, dtype: Any) -> Any: ...
+
+
+class _ThreadState(threading.local):
+    handler: Handler | None = None
+
+
+_thread = _ThreadState()
+
+
+def current_handler() -> Handler | None:
+    """Returns the running thread's handler."""
+    return _thread.handler
+
+
+def set_handler(handler: Handler | None) -> None:
+    """Replaces the running thread's handler (a recording that takes over from a following)."""
+    _thread.handler = handler
+
+
+@contextlib.contextmanager
+def handling(handler: Handler | None) -> Iterator[None]:
+    """Lets `handler` answer this thread's operations; None lets them run untouched."""
+    before = _thread.handler
+    _thread.handler = handler
+    try:
+        yield
+    finally:
+        _thread.handler = before
+
+
+# The hooks.
+
+
+def _fast_path(ctx: Any, op: str, name: Any, *args: Any) -> Any:
+    handler = _thread.handler
+    if handler is not None:
+        return handler.fast(op, name, args)
+    if has_lazy(args):
+        return run_fast(op, name, args)
+    return fast_execute(ctx, op, name, *args)
+
+
+def _execute_hook(handle: Any, device: Any, op: Any, inputs: Any, attrs: Any, outputs: int) -> Any:
+    handler = _thread.handler
+    if handler is not None:
+        return handler.execute(device, op, inputs, attrs, outputs, None)
+    return execute(handle, device, op, unwrap(list(inputs)), attrs, outputs)
+
+
+def _execute_cancelable_hook(
+    handle: Any, device: Any, op: Any, inputs: Any, attrs: Any, cancel: Any, outputs: int
+) -> Any:
+    handler = _thread.handler
+    if handler is not None:
+        return handler.execute(device, op, inputs, attrs, outputs, cancel)
+    return _execute_cancelable(handle, device, op, unwrap(list(inputs)), attrs, cancel, outputs)
+
+
+def run_execute(device: Any, op: Any, inputs: Any, attrs: Any, outputs: int, cancel: Any = None) -> Any:
+    """Runs an operation or function now, past the hooks."""
+    handle = context.context()._handle
+    tensors = unwrap(list(inputs))
+    if cancel is None:
+        return execute(handle, device, op, tensors, attrs, outputs)
+    return _execute_cancelable(handle, device, op, tensors, attrs, cancel, outputs)
+
+
+def run_fast(op: str, name: Any, args: tuple[Any, ...]) -> Any:
+    """Runs an operation now, past the hooks, and puts it on the tapes with the lazy tensors it was given.
+
+    TensorFlow would record the eager tensors behind them, which no tape knows.
+    """
+    ctx = context.context()
+    if not has_lazy(args):
+        return fast_execute(ctx, op, name, *args)
+    real = unwrap(args)
+    if tape_is_empty():
+        return fast_execute(ctx, op, name, *real)
+    with record.stop_recording():
+        result = fast_execute(ctx, op, name, *real)
+    signature = signature_of(op)
+    assert signature is not None
+    count = len(signature.inputs)
+    tensors = [
+        [_tensor(v, r) for v, r in zip(value, whole, strict=True)] if is_list else _tensor(value, whole)
+        for value, whole, is_list in zip(args[:count], real, signature.lists, strict=False)
+    ]
+    record_on_tapes(op, args[count:], tensors, flat_outputs(result))
+    return result
+
+
+def _tensor(value: Any, real: Any) -> Any:
+    return value if isinstance(value, ops.EagerTensor) else ops.convert_to_tensor(real)
+
+
+def record_on_tapes(op: str, attrs: tuple[Any, ...], inputs: list[Any], outputs: list[Any]) -> None:
+    """Puts an operation on the active tapes and accumulators, as TensorFlow does for one that it ran."""
+    kinds = tuple(
+        tuple(v._datatype_enum() for v in value) if isinstance(value, list) else value._datatype_enum()
+        for value in inputs
+    )
+    flat: list[Any] = []
+    for value in inputs:
+        flat.extend(value) if isinstance(value, list) else flat.append(value)
+    _record_gradient(op, flat, complete_attrs(op, attrs, kinds), outputs, ops.get_name_scope())
+
+
+def flat_outputs(result: Any) -> list[Any]:
+    """Returns the tensors in what the fast path returned, in order."""
+    if result is None:
+        return []
+    if not isinstance(result, (list, tuple)):
+        return [result]
+    flat: list[Any] = []
+    for item in result:
+        flat.extend(item) if isinstance(item, (list, tuple)) else flat.append(item)
+    return flat
+
+
+def _constant_hook(value: Any, ctx: Any, dtype: Any = None) -> Any:
+    handler = _thread.handler
+    if handler is not None and not isinstance(value, ops.EagerTensor):
+        return handler.constant(value, dtype)
+    return _convert_to_eager_tensor(value, ctx, dtype)
+
+
+def make_constant(value: Any, dtype: Any) -> Any:
+    """Makes an eager tensor of a Python value, past the hooks."""
+    if has_lazy((value,)):
+        value = unwrap(value)
+    return _convert_to_eager_tensor(value, context.context(), dtype)
+
+
+def _unwrapping(function: Any) -> Any:
+    def hook(*args: Any) -> Any:
+        return function(*[unwrap(a) for a in args])
+
+    return hook
+
+
+_HOOKS: list[tuple[Any, str, Any, Any]] = [
+    (pywrap_tfe, "TFE_Py_FastPathExecute", fast_execute, _fast_path),
+    (pywrap_tfe, "TFE_Py_Execute", execute, _execute_hook),
+    (pywrap_tfe, "TFE_Py_ExecuteCancelable", _execute_cancelable, _execute_cancelable_hook),
+    (constant_op, "convert_to_eager_tensor", _convert_to_eager_tensor, _constant_hook),
+]
+_HOOKS += [
+    (pywrap_tfe, name, getattr(pywrap_tfe, name), _unwrapping(getattr(pywrap_tfe, name)))
+    for name in ("TFE_Py_TensorShapeSlice", "TFE_ToDlpackCapsule", "TFE_DlpackDevice", "TFE_Py_PackEagerTensors")
+]
+
+_lock = threading.RLock()
+_holders = 0
+
+
+def installed() -> bool:
+    """Returns whether the hooks are in place."""
+    return pywrap_tfe.TFE_Py_FastPathExecute is _fast_path
+
+
+def hold() -> None:
+    """Installs the hooks, or keeps them for one more holder."""
+    global _holders
+    with _lock:
+        _holders += 1
+        if _holders == 1:
+            for module, name, _, hook in _HOOKS:
+                setattr(module, name, hook)
+
+
+def release() -> None:
+    """Lets go of the hooks; the last holder restores TensorFlow's own functions."""
+    global _holders
+    with _lock:
+        _holders -= 1
+        if _holders == 0:
+            for module, name, original, _ in _HOOKS:
+                setattr(module, name, original)
+
+
+def keep_while_alive(lazy: LazyTensor) -> None:
+    """Keeps the hooks until `lazy` dies: TensorFlow itself would refuse it."""
+    hold()
+    weakref.finalize(lazy, release).atexit = False

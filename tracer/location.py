@@ -1,0 +1,114 @@
+"""Location: where in the user's program an operation was issued."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import CodeType
+from typing import Any, NamedTuple
+
+import keras
+import numpy
+import tensorflow
+
+from tracer.guards import is_guarded
+
+
+class Frame(NamedTuple):
+    """One user frame: the file, the function, the line, and the instruction's offset in the function."""
+
+    file: str
+    function: str
+    line: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+class Location(NamedTuple):
+    """The call-id stack (user frames, innermost first) and the iteration.
+
+    The iteration counts how many times this very place has issued this very operation in the call before: it
+    stands for the loop-id stack, and needs neither source nor a hook on jumps.
+    """
+
+    frames: tuple[Frame, ...]
+    iteration: int
+
+    def __str__(self) -> str:
+        where = str(self.frames[0]) if self.frames else "outside of user code"
+        return f"{where} (iteration {self.iteration})" if self.iteration else where
+
+
+def _package_directory(module: Any) -> str:
+    return os.path.dirname(os.path.abspath(module.__file__)) + os.sep
+
+
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_library_prefixes = [_package_directory(m) for m in (tensorflow, keras, numpy)] + [
+    _HERE,
+    os.path.join(os.path.dirname(os.path.dirname(_HERE)), "coexec", ""),
+]
+
+# By the code object's id: hashing a code object hashes its constants, which takes longer than the walk itself.
+# The code object is kept so that its id stays its own.
+_codes: dict[int, tuple[CodeType, bool]] = {}
+_frames: dict[tuple[int, int], tuple[Frame, bool]] = {}
+_entries: set[int] = set()
+MAX_CACHED = 20_000
+
+
+def add_library(directory: str) -> None:
+    """Makes the frames of the code in `directory` invisible to locations."""
+    _library_prefixes.append(os.path.join(directory, ""))
+    _forget()
+
+
+def mark_entry(code: CodeType) -> None:
+    """Makes the walk stop at frames that run `code`: what lies outside of it is not part of a location."""
+    _entries.add(id(code))
+    _codes[id(code)] = (code, False)
+
+
+def _forget() -> None:
+    kept = {key: _codes[key] for key in _entries}
+    _codes.clear()
+    _frames.clear()
+    _codes.update(kept)
+
+
+def _is_user(code: CodeType) -> bool:
+    found = _codes.get(id(code))
+    if found is None:
+        if len(_codes) > MAX_CACHED:
+            _forget()
+        name = code.co_filename
+        user = not name.startswith("<frozen") and not any(name.startswith(p) for p in _library_prefixes)
+        found = _codes[id(code)] = (code, user)
+    return found[1]
+
+
+def call_stack() -> tuple[tuple[Frame, ...], bool]:
+    """Returns the running thread's user frames and whether one of them could catch an exception raised now.
+
+    The frames are innermost first, up to the entry of the traced call.
+    """
+    stack = []
+    guarded = False
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if _is_user(code):
+            key = (id(code), frame.f_lasti)
+            known = _frames.get(key)
+            if known is None:
+                name = getattr(code, "co_qualname", code.co_name)
+                place = Frame(code.co_filename, name, frame.f_lineno or 0, frame.f_lasti)
+                known = _frames[key] = (place, is_guarded(code, frame.f_lasti))
+            stack.append(known[0])
+            guarded = guarded or known[1]
+        elif id(code) in _entries:
+            break
+        frame = frame.f_back  # type: ignore[assignment]
+    return tuple(stack), guarded

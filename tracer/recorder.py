@@ -1,0 +1,124 @@
+"""Recorder: runs operations imperatively and notes what they did."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from tensorflow.python.framework import ops
+
+from tracer import intercept
+from tracer.inputs import MAX_CONSTANT, Unsupported, foldable, part_of, python_spec, settle, small
+from tracer.lazy import LazyTensor
+from tracer.location import Location, call_stack
+from tracer.op import Const, OpCall, signature_of
+from tracer.spec import spec_of
+from tracer.trace import Trace
+
+# Issued by finalizers, whenever Python collects garbage: no part of what the program does.
+FINALIZERS = frozenset(
+    {"DestroyResourceOp", "DeleteIterator", "DeleteMultiDeviceIterator", "DeleteMemoryCache", "DeleteRandomSeedGenerator"}
+)  # fmt: skip
+
+
+class Recorder:
+    """The handler of a recording: each operation runs at once, as without it, and is added to the trace."""
+
+    def __init__(self, trace: Trace, counts: Counter[Any] | None = None) -> None:
+        self.trace = trace
+        self.counts: Counter[Any] = counts if counts is not None else Counter()
+        self.known: dict[int, tuple[str, Const | None]] = {}  # by tensor id: where it came from, its value
+        self.complete = True
+
+    def fast(self, op: str, name: Any, args: tuple[Any, ...]) -> Any:
+        """Runs an operation issued by a generated wrapper."""
+        signature = signature_of(op)
+        if signature is None or op in FINALIZERS:
+            return intercept.run_fast(op, name, args)
+        args = settle(signature, args)
+        at = len(self.trace.calls)
+        result = intercept.run_fast(op, name, args)
+        self._note(at, "fast", op, name, args[: len(signature.inputs)], args[len(signature.inputs) :], args, result)
+        return result
+
+    def execute(self, device: Any, op: Any, inputs: Any, attrs: Any, outputs: int, cancel: Any) -> Any:
+        """Runs an operation or a function issued by name."""
+        at = len(self.trace.calls)
+        result = intercept.run_execute(device, op, inputs, attrs, outputs, cancel)
+        name = op.decode() if isinstance(op, bytes) else op
+        if name not in FINALIZERS:
+            self._note(at, "execute", name, None, tuple(inputs), tuple(attrs or ()), (), result)
+        return result
+
+    def constant(self, value: Any, dtype: Any) -> Any:
+        """Makes a tensor of a Python value and remembers that it did."""
+        tensor = intercept.make_constant(value, dtype)
+        if small(value) and tensor._num_elements() * 8 <= MAX_CONSTANT and tensor.dtype.is_numpy_compatible:
+            self.known[tensor._id] = ("constant", Const(np.asarray(tensor._numpy_internal())))
+        return tensor
+
+    def _note(
+        self, at: int, entry: str, op: str, name: Any, inputs: Any, attrs: Any, args: Any, result: Any
+    ) -> None:
+        frames, guarded = call_stack()
+        place = (frames, op)
+        location = Location(frames, self.counts[place])
+        self.counts[place] += 1
+        sources: list[str] = []
+        try:
+            parts = tuple(self._part(op, i, v, args, sources) for i, v in enumerate(inputs))
+        except (Unsupported, TypeError, ValueError):
+            self.complete = False  # the call cannot be followed past this operation
+            return
+        flat = intercept.flat_outputs(result)
+        specs = tuple(spec_of(t) for t in flat)
+        signature = signature_of(op)
+        folds = signature is not None and foldable(op, signature.stateful, parts, specs)
+        values = tuple(Const(np.asarray(t._numpy_internal())) if folds else None for t in flat)
+        for i, (tensor, value) in enumerate(zip(flat, values, strict=True)):
+            self.known[tensor._id] = (f"{op}:{i}", value)
+        call = OpCall(
+            op, entry, name, attrs, parts, tuple(sources), specs, values, template_of(result), location, guarded
+        )
+        # Forward accumulators issue operations from within one: those come after it.
+        self.trace.calls.insert(at, call)
+
+    def _part(self, op: str, i: int, value: Any, args: Any, sources: list[str] | None) -> Any:
+        kind = type(value)
+        if kind is LazyTensor:
+            source, const = (value._out.node.op if value._out.node else "constant"), value._out.const
+            part = part_of(const, value._out.spec, op)
+        elif kind is ops.EagerTensor:
+            source, const = self.known.get(value._id, ("feed", None))
+            part = part_of(const, spec_of(value), op)
+        elif isinstance(value, (list, tuple)) and args and signature_of(op).lists[i]:  # type: ignore[union-attr]
+            source = "list"
+            part = tuple(self._part(op, i, v, args, None) for v in value)
+        else:
+            signature = signature_of(op)
+            if signature is None or not args:
+                raise Unsupported("a Python value is passed to a function")
+            source = "constant"
+            part = part_of(Const(value) if small(value) else None, python_spec(signature, i, args, value), op)
+        if sources is not None:
+            sources.append(source)
+        return part
+
+
+def template_of(result: Any) -> Any:
+    """Returns the form of a result with the tensors replaced by their numbers; -1 for a tensor alone."""
+    if result is None:
+        return None
+    if not isinstance(result, (list, tuple)):
+        return -1
+    template: list[Any] = []
+    number = 0
+    for item in result:
+        if isinstance(item, (list, tuple)):
+            template.append(list(range(number, number + len(item))))
+            number += len(item)
+        else:
+            template.append(number)
+            number += 1
+    return template
