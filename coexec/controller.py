@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -137,36 +138,33 @@ def run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 mark_entry(run.__code__)
 
 
-def hand_out(value: Any) -> Any:
+def hand_out(value: Any, holders: int = 3) -> Any:
     """Returns `value` with its lazy tensors made eager, in place in lists and dicts, whose identity users may rely on.
 
-    Under a tape of the caller lazy tensors stay what they are: the tape knows them.
+    A lazy tensor that somebody else holds too (a tape, an object of the user's) stays what it is: it must be the same
+    one there and here. `holders` is how many references to `value` the way to this function accounts for.
     """
     kind = type(value)
     if kind is LazyTensor:
-        if not intercept.tape_is_empty():
+        if sys.getrefcount(value) > holders or not intercept.tape_is_empty():
             return value
         real = value.resolve()
         for name, attribute in vars(value).items():
             setattr(real, name, attribute)
         return real
-    if kind is list:
-        for i, item in enumerate(value):
-            new = hand_out(item)
-            if new is not item:
-                value[i] = new
-        return value
-    if kind is dict:
-        for key, item in value.items():
-            new = hand_out(item)
+    if kind is list or kind is dict:
+        for key in range(len(value)) if kind is list else list(value):
+            item = value[key]
+            new = hand_out(item, 4)
             if new is not item:
                 value[key] = new
+            del item, new
         return value
     if isinstance(value, tuple):
-        items = [hand_out(item) for item in value]
+        items = []
+        for item in value:
+            items.append(hand_out(item, 4))
         if all(a is b for a, b in zip(items, value, strict=True)):
             return value
         return kind(*items) if hasattr(value, "_fields") else kind(items)
     return value
-
-

@@ -1,14 +1,14 @@
-"""What has to be set before TensorFlow is imported."""
+"""What is set before TensorFlow is imported, and where the programs of the corpus write their files."""
 
 import os
+import tempfile
+
+import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # eager on another device would not be the eager that is compared
-
-import tempfile  # noqa: E402
-
-import pytest  # noqa: E402
+# Programs are compared on the CPU: another device would round in its own way.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,9 +13,11 @@ import numpy as np
 import tensorflow as tf
 
 ATOMS = (type(None), bool, int, str, bytes, type, range, slice, tf.DType, tf.TensorShape, np.dtype, type(...))
-# TensorFlow prefixes op errors with the graph node that wraps an eager kernel, ends them with an empty name, numbers
-# Python functions of the process one after the other, and appends the traceback of those that failed.
-DECORATION = re.compile(r"\{\{.*?\}\} ?|,? ?name: \w*$|(?<=pyfunc_)\d+|^Traceback .*", re.MULTILINE | re.DOTALL)
+# TensorFlow prefixes op errors with the graph node that wraps an eager kernel, ends them with an empty name,
+# numbers the Python functions of a process, and appends the traceback of those that failed.
+DECORATION = re.compile(
+    r"\{\{.*?\}\} ?|,? ?name: \w*$|(?<=pyfunc_)\d+|^Traceback .*", re.MULTILINE | re.DOTALL
+)
 ADDRESS = re.compile(r" at 0x\w+")
 
 
@@ -29,7 +31,8 @@ class Array:
     values: np.ndarray = dataclasses.field(repr=False)
 
     def __str__(self):
-        return f"{self.kind} {self.dtype}{list(self.shape)} {np.array2string(self.values, threshold=20, precision=9)}"
+        values = np.array2string(self.values, threshold=20, precision=9)
+        return f"{self.kind} {self.dtype}{list(self.shape)} {values}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +62,10 @@ def snapshot(value: Any, inside: tuple = ()) -> Any:
         numbers = array(value, np.asarray(value.numpy()))
         return Node(kind_of(value), {"value": numbers, "trainable": bool(value.trainable)})
     if isinstance(value, tf.IndexedSlices):
-        return Node(kind_of(value), parts((name, getattr(value, name)) for name in ("values", "indices", "dense_shape")))
+        return Node(
+            kind_of(value),
+            parts((name, getattr(value, name)) for name in ("values", "indices", "dense_shape")),
+        )
     if isinstance(value, tf.Tensor):
         return tensor(value)
     if tf.is_tensor(value):  # ragged, sparse, extension types
@@ -67,13 +73,16 @@ def snapshot(value: Any, inside: tuple = ()) -> Any:
     if isinstance(value, BaseException):
         said = parts((k, v) for k, v in vars(value).items() if not k.startswith("_") and not callable(v))
         known = ("op", "node_def", "message", "experimental_payloads", "error_code")
-        return Node(kind_of(value), {"message": message_of(value), **{k: v for k, v in said.items() if k not in known}})
+        return Node(
+            kind_of(value),
+            {"message": message_of(value), **{k: v for k, v in said.items() if k not in known}},
+        )
     if isinstance(value, enum.Enum):
         return Node(kind_of(value), {"": value.name})
     if isinstance(value, Mapping):
         return Node(kind_of(value), parts((f"[{key!r}]", part) for key, part in value.items()))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return Node(kind_of(value), parts(zip(value._fields, value)))
+        return Node(kind_of(value), parts(zip(value._fields, value, strict=True)))
     if isinstance(value, (set, frozenset)):
         return Node(kind_of(value), parts((f"[{n}]", part) for n, part in enumerate(sorted(value, key=repr))))
     if isinstance(value, (list, tuple, deque)):
@@ -98,7 +107,9 @@ def tensor(value: tf.Tensor) -> Any:
         return Node(kind_of(value), {"dtype": value.dtype, "shape": value.shape})
     numbers = value.numpy()
     if tuple(value.shape) != np.shape(numbers):
-        raise AssertionError(f"a tensor says its shape is {value.shape} and its value has {np.shape(numbers)}")
+        raise AssertionError(
+            f"a tensor says its shape is {value.shape} and its value has {np.shape(numbers)}"
+        )
     return Array(kind_of(value), value.dtype.name, tuple(value.shape), np.asarray(numbers))
 
 
@@ -109,7 +120,7 @@ def array(value: Any, numbers: np.ndarray) -> Any:
 
 
 def assert_same(eager: Any, other: Any, rtol: float = 1e-5, atol: float = 1e-6, path: str = "result") -> None:
-    """Fail, with the path, where two snapshots differ: floats to a tolerance (NaN equals NaN), all else exactly."""
+    """Fail, naming the path, if two snapshots differ; floats may, within the tolerance."""
     if type(eager) is not type(other):
         raise AssertionError(f"{path}: eager has {show(eager)}, not {show(other)}")
     if isinstance(eager, Node):
@@ -137,6 +148,8 @@ def close(eager: Any, other: Any, rtol: float, atol: float) -> bool:
 
 
 def show(value: Any) -> str:
+    """A snapshot in few words."""
     if isinstance(value, Node):
-        return f"{value.kind}({', '.join(value.parts) if len(value.parts) > 1 else value.parts.get('', '')})"
+        parts = ", ".join(f"{name}: {part!s:.200}" for name, part in value.parts.items())
+        return f"{value.kind}({parts:.1000})"
     return str(value) if isinstance(value, Array) else f"{value.__class__.__name__} {value!r}"

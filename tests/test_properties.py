@@ -1,8 +1,8 @@
 """Small programs made up by hypothesis, eager and co-executed: the same results, state, log and exceptions.
 
-A program is data, and one interpreter runs it, so that all its operations come from the same few lines. Registers hold
-whole numbers that stay below 97, and every float is a small whole number too: whatever order a compiler sums in, no
-branch can flip and everything is compared exactly.
+A program is data, and one interpreter runs it, so that all its operations come from the same few lines.
+Registers hold whole numbers that stay below 97, and every float is a small whole number too: whatever order
+a compiler sums in, no branch can flip, and everything is compared exactly.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ class Compute:
 
 @dataclass(frozen=True)
 class Constant:
-    "A Python number is added to a register: always the same, another on each call, or another from a call on."
+    "A Python number is added to a register: the same always, another on each call, another at last."
 
     target: int
     value: int
@@ -182,7 +182,8 @@ def execute(block, registers, machine, call):
                 machine.weight.assign(tf.clip_by_value(machine.weight - by_weight, -50.0, 50.0))
                 registers[source] = tf.cast(by_x, tf.int32) % MODULUS
             case Branch(on, source, yes, no):
-                if {"register": lambda: registers[source][0] > 40, "call": lambda: call % 2 == 1, "count": lambda: machine.count % 2}[on]():
+                taken = call % 2 if on == "call" else machine.count % 2
+                if registers[source][0] > 40 if on == "register" else taken:
                     execute(yes, registers, machine, call)
                 else:
                     execute(no, registers, machine, call)
@@ -248,10 +249,14 @@ def nested(inner):
     )
 
 
-anything = st.recursive(st.one_of(straight, st.builds(Recall, register, place), st.builds(Fail, register)), nested, max_leaves=6)
+anything = st.recursive(
+    st.one_of(straight, st.builds(Recall, register, place), st.builds(Fail, register)), nested, max_leaves=6
+)
 blocks = st.lists(anything, min_size=2, max_size=8).map(tuple)
 numbers = st.lists(st.lists(st.integers(0, 96), min_size=3, max_size=3), min_size=1, max_size=2)
-some = settings(max_examples=40, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+some = settings(
+    max_examples=40, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 @some

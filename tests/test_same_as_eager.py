@@ -1,4 +1,4 @@
-"""Every program of the corpus, eagerly and co-executed, side by side: values, Python effects, state and exceptions.
+"""Every program of the corpus, eager and co-executed side by side: values, effects, state and exceptions.
 
 Each phase also says how the result was obtained: a program that was never followed is a failure here.
 """
@@ -18,7 +18,7 @@ from coexec import testing
 from tests.programs import PROGRAMS, Instance, Program
 from tests.snapshots import assert_same, snapshot
 
-# A program of many operations is diverged from at this many events, evenly spread, its first and its last among them.
+# A program of many operations is left at this many events, evenly spread, its first and its last among them.
 MOST_EVENTS = 12
 
 
@@ -28,7 +28,8 @@ class Phase:
 
     jit_compile: bool | str
     tape: bool = False  # a GradientTape of the caller's is open around each call
-    late: bool = False  # results and state are looked at only after the last call: until then nothing forces a value
+    # Results and state are looked at only after the last call: until then nothing forces a value.
+    late: bool = False
 
 
 PHASES = {
@@ -103,7 +104,9 @@ def differentiable(value: Any) -> list[tf.Tensor]:
         return [value] if value.dtype.is_floating or value.dtype.is_complex else []
     if isinstance(value, dict):
         value = list(value.values())
-    return [leaf for part in value for leaf in differentiable(part)] if isinstance(value, (list, tuple)) else []
+    return (
+        [leaf for part in value for leaf in differentiable(part)] if isinstance(value, (list, tuple)) else []
+    )
 
 
 @functools.cache
@@ -138,7 +141,7 @@ def test_a_program_that_is_left_at_any_event_is_the_eager_program(name):
     decorator = functools.partial(coexec.function, jit_compile=DIVERGING.jit_compile)
     unforced = run(program, decorator, DIVERGING)
     for event in spread(max(unforced.events, default=0), MOST_EVENTS):
-        # Every other call is forced, so that the calls between show whether what was recorded can be followed.
+        # Every other call is forced: the calls between show whether what was recorded can be followed.
         def around(number, event=event):
             forced = (number + event) % 2 == 0
             return testing.diverge_at(event) if forced else contextlib.nullcontext()

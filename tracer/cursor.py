@@ -52,6 +52,7 @@ class Cursor:
         self.externals: list[Any] = []  # the feeds of the running segment
         self.handles: set[int] = set()  # ids of those that are resources: an alias needs wiring of its own
         self.nodes: list[Node] = []
+        self.made: set[int] = set()  # ids of eager tensors that operations of this call have made
         self._counts: Counter[Any] = Counter()
         self._counted = 0
         self.mismatch: Mismatch | None = None
@@ -143,9 +144,16 @@ class Cursor:
                 other = value._out.const
                 if other is not const and (other is None or other != const):
                     return False
-            elif type(value) is EagerTensor or not const.holds(value):
+            elif type(value) is EagerTensor:
+                if self.constant_of(value) != const:
+                    return False
+            elif not const.holds(value):
                 return False
         return True
+
+    def constant_of(self, tensor: Any) -> Const | None:
+        """Returns the value of an eager tensor from outside of the call that may stand for a shape."""
+        return None if tensor._id in self.made else self.graph.constant_of(tensor)
 
     def _lists_fit(self, step: Step, inputs: tuple[Any, ...]) -> bool:
         base = self.base
@@ -330,6 +338,11 @@ class Wiring:
             return self._external(value.resolve(), spec), spec, None
         if kind is EagerTensor:
             spec = spec_of(value)
+            const = self.cursor.constant_of(value)
+            if const is not None:
+                self.const_specs[i] = spec
+                if not fed and isinstance(part_of(const, spec, self.op), Const):
+                    return CONST, const, const
             return self._external(value, spec), spec, None
         if not self.args:
             raise Unsupported("a Python value is passed to a function")

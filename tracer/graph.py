@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from tracer.inputs import shape_like
 from tracer.lazy import Output
 from tracer.location import Location
 from tracer.op import Const, copied_attrs, freeze, signature_of
@@ -146,6 +147,7 @@ class TraceGraph:
         self.nodes.append(self.entry)
         self.exits: set[int] = set()
         self.slow: set[Any] = set()  # operations that TensorFlow's fast path has refused, by place
+        self._constants: dict[int, Const | None] = {}
         self._handles: dict[int, Spec] = {}
 
     def handle_spec(self, handle: Any) -> Spec:
@@ -157,12 +159,18 @@ class TraceGraph:
             spec = self._handles[handle._id] = spec_of(handle)
         return spec
 
+    def constant_of(self, tensor: Any) -> Const | None:
+        """Returns the value of an eager tensor if it may stand for a shape; read once per tensor."""
+        key = tensor._id
+        if key not in self._constants:
+            if len(self._constants) >= MAX_HANDLES:
+                self._constants.clear()
+            self._constants[key] = shape_like(tensor)
+        return self._constants[key]
+
     def find(self, op: str, entry: str, attrs: tuple[Any, ...], location: Location) -> Node | None:
         """Returns the node with this type, these attributes and this location, if there is one."""
-        try:
-            return self.index.get(node_key(op, entry, attrs, location))
-        except TypeError:
-            return None
+        return self.index.get(node_key(op, entry, attrs, location))
 
     def add(self, op: str, entry: str, attrs: tuple[Any, ...], location: Location) -> Node:
         """Adds a node; one that is there already is returned."""
@@ -203,7 +211,10 @@ def node_key(op: str, entry: str, attrs: tuple[Any, ...], location: Location) ->
     signature = signature_of(op)
     if signature is None or (signature.stateful and not is_variable_op(op)):
         return op, entry, location
-    return op, entry, freeze(attrs), location
+    try:
+        return op, entry, freeze(attrs), location
+    except TypeError:
+        return op, entry, location
 
 
 VARIABLE_OPS = frozenset(

@@ -24,6 +24,8 @@ SHAPE_OPS = frozenset({"Shape", "ShapeN", "Size", "Rank", "VariableShape"})
 # A constant above this size, in bytes, is always fed: comparing it would cost more than passing it.
 MAX_CONSTANT = 1024
 
+MAX_SHAPE = 16  # elements of an integer tensor that may stand for a shape
+
 
 class Unsupported(Exception):
     """An input that only TensorFlow itself understands; never leaves the runtime."""
@@ -40,7 +42,10 @@ def settle(signature: Signature, args: tuple[Any, ...]) -> tuple[Any, ...]:
         if is_list:
             if isinstance(value, (list, tuple)) and not all(_is_settled(v) for v in value):
                 settled = settled or list(args)
-                settled[i] = [v if _is_settled(v) else ops.convert_to_tensor(v) for v in value]
+                settled[i] = [
+                    v if _is_settled(v) else ops.convert_to_tensor(v, dtype=input_enum(signature, i, args, v))
+                    for v in value
+                ]
         elif not _is_settled(value):
             settled = settled or list(args)
             try:
@@ -54,7 +59,10 @@ def _is_settled(value: Any) -> bool:
     kind = type(value)
     if kind is LazyTensor or kind is EagerTensor:
         return True
-    return isinstance(value, PLAIN) or isinstance(value, composite_tensor.CompositeTensor)
+    if isinstance(value, PLAIN):
+        return True
+    # A variable counts as composite too; TensorFlow would read it out of sight.
+    return isinstance(value, composite_tensor.CompositeTensor) and not hasattr(value, "_should_act_as_resource_variable")
 
 
 def input_enum(signature: Signature, i: int, args: tuple[Any, ...], value: Any) -> int | None:
@@ -92,7 +100,8 @@ def has_tensors(value: Any) -> bool:
 
 
 def _is_integer(value: Any) -> bool:
-    return bool(np.asarray(value).dtype.kind in "iu")
+    array = np.asarray(value)
+    return bool(array.dtype.kind in "iu" or array.size == 0)
 
 
 def _natural_enum(value: Any) -> int:
@@ -120,6 +129,16 @@ def part_of(const: Const | None, spec: Spec, op: str) -> Any:
     if const is not None and (spec.enum in INTEGERS or op in VALUE_SHAPED):
         return const
     return spec
+
+
+def shape_like(tensor: Any) -> Const | None:
+    """Returns the value of an eager tensor that may stand for a shape: few integers. None for others.
+
+    TensorFlow's gradient functions keep such tensors and pass them call after call; their values decide shapes.
+    """
+    if tensor._datatype_enum() not in INTEGERS or tensor._num_elements() > MAX_SHAPE:
+        return None
+    return Const(np.asarray(tensor._numpy_internal()))
 
 
 def small(value: Any) -> bool:

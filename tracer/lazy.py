@@ -9,12 +9,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context
 from tensorflow.python.framework import ops
 
+from tracer.buffer import export_buffer_of
 from tracer.op import Const
 from tracer.spec import Spec
+
+
+_TYPE_NAME = "'tensorflow.python.framework.ops.EagerTensor'"  # as the C++ type calls itself in messages
 
 
 class Output:
@@ -90,6 +96,12 @@ class LazyTensor(ops._EagerTensorBase):
     def _summarize_value(self) -> Any:
         return self.resolve()._summarize_value()
 
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super(LazyTensor, type(self)).__getattr__(self, name)
+        except AttributeError as error:
+            raise AttributeError(str(error).replace("'EagerTensor'", _TYPE_NAME)) from None
+
     @property
     def dtype(self) -> Any:
         return self._out.spec.dtype
@@ -120,12 +132,16 @@ class LazyTensor(ops._EagerTensorBase):
         assert data is None
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        array = self.resolve().__array__()
+        array = np.asarray(self.resolve()._numpy())
         return array if dtype is None else array.astype(dtype)
 
     def __buffer__(self, flags: int) -> memoryview:
         return memoryview(self.resolve())
 
+
+# Error messages name the type.
+LazyTensor.__name__ = ops.EagerTensor.__name__
+export_buffer_of(LazyTensor, "resolve")
 
 # A lazy tensor has no class-level value for a slot: `new_lazy` fills all of them.
 _new = LazyTensor.__new__
@@ -145,7 +161,7 @@ def eager_constant(value: Any, spec: Spec) -> Any:
     """Returns an eager tensor with this value, on the device in scope."""
     ctx = context.context()
     ctx.ensure_initialized()
-    return ops.EagerTensor(value, ctx.device_name, spec.enum)
+    return ops.EagerTensor(value.copy(), ctx.device_name, spec.enum)  # it would share the array's memory
 
 
 def unwrap(value: Any) -> Any:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from tracer.graph import Node, TraceGraph, Variant, is_variable_op
 from tracer.lazy import Output
-from tracer.op import OpCall, freeze, signature_of
+from tracer.op import Const, OpCall, freeze, signature_of
 from tracer.rebuild import infer_shapes
 from tracer.spec import RESOURCE, STRING, VARIANT, Spec
 from tracer.trace import Trace
+
+# A node whose constants have had this many values runs on its own from then on.
+MAX_VALUES = 32
 
 
 def merge(graph: TraceGraph, trace: Trace) -> None:
@@ -29,14 +32,8 @@ def merge(graph: TraceGraph, trace: Trace) -> None:
 
 
 def _new_node(graph: TraceGraph, call: OpCall) -> Node:
-    try:
-        freeze(call.attrs)
-    except TypeError as error:
-        node = graph.add(call.op, call.entry + " opaque", (), call.location)
-        node.host = str(error)
-    else:
-        node = graph.add(call.op, call.entry, call.attrs, call.location)
-        node.host = host_reason(call)
+    node = graph.add(call.op, call.entry, call.attrs, call.location)
+    node.host = host_reason(call)
     node.name = call.name
     node.inputs = [set() for _ in call.sources]
     return node
@@ -47,6 +44,10 @@ def host_reason(call: OpCall) -> str | None:
     signature = signature_of(call.op)
     if signature is None:
         return "a function is called"
+    try:
+        freeze(call.attrs)
+    except TypeError as error:
+        return str(error)
     if signature.stateful and not is_variable_op(call.op):
         return f"{call.op} has effects of its own"
     specs = [s for p in call.parts for s in (p if isinstance(p, tuple) else (p,)) if isinstance(s, Spec)]
@@ -77,5 +78,8 @@ def add_variant(node: Node, call: OpCall) -> None:
         if shapes != tuple(o.shape for o in call.outputs):
             node.host = "the shape of its result depends on values"
             return
+    if len(node.variants) >= MAX_VALUES and any(isinstance(p, Const) for p in call.parts):
+        node.host = "the shape of its result depends on values that keep changing"
+        return
     outputs = tuple(Output(s, v, node) for s, v in zip(call.outputs, call.values, strict=True))
     node.variants[call.parts] = Variant(call.parts, outputs, call.template)

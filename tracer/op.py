@@ -150,3 +150,9 @@ def complete_attrs(op: str, attrs: tuple[Any, ...], inputs: tuple[Any, ...]) -> 
         else:
             add(arg.type_attr, value)
     return attrs + tuple(derived)
+
+
+def plain_name(op: Any) -> str:
+    """Returns an operation's name as text; a function's without the number that tells its instances apart."""
+    name = op.decode() if isinstance(op, bytes) else op
+    return name if signature_of(name) is not None else name.rstrip("0123456789").rstrip("_")

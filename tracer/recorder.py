@@ -9,10 +9,11 @@ import numpy as np
 from tensorflow.python.framework import ops
 
 from tracer import intercept
-from tracer.inputs import MAX_CONSTANT, Unsupported, foldable, part_of, python_spec, settle, small
+from tracer.graph import is_variable_op
+from tracer.inputs import MAX_CONSTANT, Unsupported, foldable, part_of, python_spec, settle, shape_like, small
 from tracer.lazy import LazyTensor
 from tracer.location import Location, call_stack
-from tracer.op import Const, OpCall, signature_of
+from tracer.op import Const, OpCall, plain_name, signature_of
 from tracer.spec import spec_of
 from tracer.trace import Trace
 
@@ -38,15 +39,20 @@ class Recorder:
             return intercept.run_fast(op, name, args)
         args = settle(signature, args)
         at = len(self.trace.calls)
-        result = intercept.run_fast(op, name, args)
+        if signature.stateful and not is_variable_op(op):
+            with intercept.handling(None):  # Python that it runs inside is no part of the call's operations
+                result = intercept.run_fast(op, name, args)
+        else:
+            result = intercept.run_fast(op, name, args)
         self._note(at, "fast", op, name, args[: len(signature.inputs)], args[len(signature.inputs) :], args, result)
         return result
 
     def execute(self, device: Any, op: Any, inputs: Any, attrs: Any, outputs: int, cancel: Any) -> Any:
         """Runs an operation or a function issued by name."""
         at = len(self.trace.calls)
-        result = intercept.run_execute(device, op, inputs, attrs, outputs, cancel)
-        name = op.decode() if isinstance(op, bytes) else op
+        with intercept.handling(None):
+            result = intercept.run_execute(device, op, inputs, attrs, outputs, cancel)
+        name = plain_name(op)
         if name not in FINALIZERS:
             self._note(at, "execute", name, None, tuple(inputs), tuple(attrs or ()), (), result)
         return result
@@ -90,7 +96,8 @@ class Recorder:
             source, const = (value._out.node.op if value._out.node else "constant"), value._out.const
             part = part_of(const, value._out.spec, op)
         elif kind is ops.EagerTensor:
-            source, const = self.known.get(value._id, ("feed", None))
+            known = self.known.get(value._id)
+            source, const = known if known is not None else ("feed", shape_like(value))
             part = part_of(const, spec_of(value), op)
         elif isinstance(value, (list, tuple)) and args and signature_of(op).lists[i]:  # type: ignore[union-attr]
             source = "list"

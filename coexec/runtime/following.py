@@ -11,6 +11,8 @@ import threading
 import weakref
 from typing import Any
 
+import numpy as np
+
 from coexec.events import Kind, Ledger
 from coexec.lowering.failures import can_fail
 from coexec.options import Divergence, Options
@@ -20,10 +22,10 @@ from tracer import intercept
 from tracer.cursor import Cursor, Mismatch
 from tracer.errors import FailedTensor
 from tracer.graph import Step, TraceGraph
-from tracer.inputs import settle, small
+from tracer.inputs import MAX_CONSTANT, python_spec, settle, small
 from tracer.intercept import tape_is_empty
 from tracer.lazy import LazyTensor, Output, new_lazy
-from tracer.op import Const, complete_attrs, freeze, signature_of
+from tracer.op import Const, complete_attrs, freeze, plain_name, signature_of
 from tracer.recorder import FINALIZERS, Recorder
 from tracer.spec import spec_of
 from tracer.trace import Trace
@@ -72,69 +74,92 @@ class Following:
 
     def fast(self, op: str, name: Any, args: tuple[Any, ...]) -> Any:
         """Answers an operation issued by a generated wrapper."""
+        recorder = self.recorder
+        if recorder is not None:
+            return recorder.fast(op, name, args)
         with self.lock:
-            recorder = self.recorder
-            if recorder is not None:
-                return recorder.fast(op, name, args)
-            if op in FINALIZERS:
-                self._finalize(args)
-                return intercept.run_fast(op, name, args)
-            if self.events == self.forced:
-                return self._diverge(_FORCED).fast(op, name, args)
-            self.events += 1
-            step = self.cursor.advance(op, args, None)
+            step, args = self._match_fast(op, args)
+            if step is not None and not step.host:
+                result = self._answer(step)
+                if not tape_is_empty():
+                    self._record_on_tapes(step, op, args, result)
+                if step.node.guarded and can_fail(op, step.outputs[0].spec.dtype if step.outputs else None):
+                    del result
+                    return self._launch_guarded(step)
+                return result
+        # Not under the lock: the operation may run Python on other threads, and wait for them.
+        if step is None and self.recorder is not None:
+            return self.recorder.fast(op, name, args)
+        with intercept.handling(None):
+            result = intercept.run_fast(op, name, args)
+        self.cursor.made.update(t._id for t in intercept.flat_outputs(result))
+        return result
+
+    def _match_fast(self, op: str, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+        """Returns the step that the operation is; None after a divergence, or if it is no part of the program."""
+        cursor = self.cursor
+        if op in FINALIZERS:
+            self._finalize(args)
+            return None, args
+        if self.events == self.forced:
+            self._diverge(_FORCED)
+            return None, args
+        self.events += 1
+        step = cursor.advance(op, args, None)
+        if step is None:
+            signature = signature_of(op)
+            if signature is None:
+                self._diverge(Mismatch("new operation", "a registered operation", op, ""))
+                return None, args
+            given, args = args, settle(signature, args)
+            if self.recorder is not None:  # what settling issued was not known
+                return None, args
+            step = cursor.advance(op, args, None) if args is not given else None
             if step is None:
-                signature = signature_of(op)
-                if signature is None:
-                    return self._diverge(Mismatch("new operation", "", op, "")).fast(op, name, args)
-                given, args = args, settle(signature, args)
-                if self.recorder is not None:  # what settling issued was not known
-                    return self.recorder.fast(op, name, args)
                 count = len(signature.inputs)
-                step = self.cursor.advance(op, args, None) if args is not given else None
-                if step is None:
-                    step = self.cursor.adopt("fast", op, args[:count], args[count:], args)
-                if step is None:
-                    return self._diverge(self.cursor.mismatch).fast(op, name, args)
-            if step.host:
-                self._cut_for(step, op)
-                return intercept.run_fast(op, name, args)
-            result = self._answer(step)
-            if not tape_is_empty():
-                self._record_on_tapes(step, op, args, result)
-            if step.node.guarded and can_fail(op, step.outputs[0].spec.dtype if step.outputs else None):
-                del result
-                return self._launch_guarded(step)
-            return result
+                step = cursor.adopt("fast", op, args[:count], args[count:], args)
+            if step is None:
+                self._diverge(cursor.mismatch)
+                return None, args
+        if step.host:
+            self._cut_for(step, op)
+        return step, args
 
     def execute(self, device: Any, op: Any, inputs: Any, attrs: Any, outputs: int, cancel: Any) -> Any:
         """Answers an operation or function issued by name."""
+        recorder = self.recorder
+        if recorder is not None:
+            return recorder.execute(device, op, inputs, attrs, outputs, cancel)
+        name = plain_name(op)
         with self.lock:
-            recorder = self.recorder
-            if recorder is not None:
-                return recorder.execute(device, op, inputs, attrs, outputs, cancel)
-            name = op.decode() if isinstance(op, bytes) else op
-            if name in FINALIZERS:
-                self._finalize(inputs)
-                return intercept.run_execute(device, op, inputs, attrs, outputs, cancel)
-            if self.events == self.forced:
-                return self._diverge(_FORCED).execute(device, op, inputs, attrs, outputs, cancel)
-            self.events += 1
-            attributes = tuple(attrs or ())
-            step = self.cursor.advance(name, tuple(inputs), attributes)
-            if step is None:
-                step = self.cursor.adopt("execute", name, tuple(inputs), attributes, ())
-            if step is None:
-                recorder = self._diverge(self.cursor.mismatch)
-                return recorder.execute(device, op, inputs, attrs, outputs, cancel)
-            if step.host:
-                self._cut_for(step, name)
-                return intercept.run_execute(device, op, inputs, attrs, outputs, cancel)
-            result = self._answer(step)
-            if step.node.guarded and can_fail(name, step.outputs[0].spec.dtype if step.outputs else None):
-                del result
-                return self._launch_guarded(step)
-            return result
+            step = self._match_execute(name, tuple(inputs), tuple(attrs or ()))
+            if step is not None and not step.host:
+                result = self._answer(step)
+                if step.node.guarded and can_fail(name, step.outputs[0].spec.dtype if step.outputs else None):
+                    del result
+                    return self._launch_guarded(step)
+                return result
+        if step is None and self.recorder is not None:
+            return self.recorder.execute(device, op, inputs, attrs, outputs, cancel)
+        with intercept.handling(None):
+            result = intercept.run_execute(device, op, inputs, attrs, outputs, cancel)
+        self.cursor.made.update(t._id for t in intercept.flat_outputs(result))
+        return result
+
+    def _match_execute(self, name: str, inputs: tuple[Any, ...], attrs: tuple[Any, ...]) -> Any:
+        if name in FINALIZERS:
+            self._finalize(inputs)
+            return None
+        if self.events == self.forced:
+            self._diverge(_FORCED)
+            return None
+        self.events += 1
+        step = self.cursor.advance(name, inputs, attrs) or self.cursor.adopt("execute", name, inputs, attrs, ())
+        if step is None:
+            self._diverge(self.cursor.mismatch)
+        elif step.host:
+            self._cut_for(step, name)
+        return step
 
     def constant(self, value: Any, dtype: Any) -> Any:
         """Answers with a lazy tensor of a small Python value: its conversion waits until somebody needs it."""
@@ -146,18 +171,21 @@ class Following:
         try:
             key = (freeze(value), dtype)
             out = _constants.get(key)
-        except TypeError:
-            return intercept.make_constant(value, dtype)
-        if out is None:
-            tensor = intercept.make_constant(value, dtype)
-            if not tensor.dtype.is_numpy_compatible:
-                return tensor
+        except TypeError:  # a list of the user's own type, say: known by what it becomes
+            key = out = None
+        if out is not None:
+            return new_lazy(out, -1, self)
+        tensor = intercept.make_constant(value, dtype)
+        if not tensor.dtype.is_numpy_compatible or tensor._num_elements() * 8 > MAX_CONSTANT:
+            return tensor
+        out = Output(spec_of(tensor), Const(np.asarray(tensor._numpy_internal())))
+        if key is not None:
             if len(_constants) >= _MAX_CONSTANTS:
                 _constants.clear()
-            import numpy as np
-
-            out = _constants[key] = Output(spec_of(tensor), Const(np.asarray(tensor._numpy_internal())))
-        return new_lazy(out, -1, self)
+            _constants[key] = out
+        lazy = new_lazy(out, -1, self)
+        lazy._value = tensor
+        return lazy
 
     # Answers.
 
@@ -177,7 +205,7 @@ class Following:
         kinds: list[Any] = []
         for i in range(step.arity):
             value = args[i]
-            if isinstance(value, list):
+            if i in step.lists:
                 value = [v if isinstance(v, ops.EagerTensor) else ops.convert_to_tensor(v) for v in value]
                 flat.extend(value)
                 kinds.append(tuple(v._datatype_enum() for v in value))
@@ -185,8 +213,6 @@ class Following:
             if not isinstance(value, ops.EagerTensor):
                 signature = signature_of(op)
                 assert signature is not None
-                from tracer.inputs import python_spec
-
                 value = self.constant(value, python_spec(signature, i, args, value).dtype)
             flat.append(value)
             kinds.append(value._datatype_enum())

@@ -1,7 +1,7 @@
 """The corpus: plain programs, one feature of Python or TensorFlow each, that know nothing of co-execution.
 
-A program is a factory. It is given the decorator under test (or one that does nothing, for the eager side) and returns
-an `Instance` with state of its own, so an eager and a co-executed instance can be compared side by side:
+A program is a factory. It is given the decorator under test (or one that does nothing, for the eager side)
+and returns an `Instance` with state of its own, so that an eager and a co-executed one can be compared:
 
     @program()
     def running_total(function):
@@ -15,7 +15,7 @@ an `Instance` with state of its own, so an eager and a co-executed instance can 
 
         return Instance(step, each(lambda i: args(vector(i))), state=lambda: log)
 
-Floats that are printed, or that decide a branch, are small integers or halves: no order of summation changes them.
+Floats that are printed or that decide a branch are whole numbers or halves: every order of summation agrees.
 """
 
 import importlib
@@ -53,7 +53,7 @@ class Instance:
 class Program:
     """A factory of instances, and what to expect of a co-executed one.
 
-    `follows` is the least number of calls that must be followed from start to end. It is 0 only with a reason in `why`.
+    `follows` is the least number of calls that must be followed from start to end. 0 needs a reason, `why`.
     """
 
     name: str
@@ -68,7 +68,7 @@ PROGRAMS: dict[str, Program] = {}
 
 
 def program(follows: int = 5, why: str = "", rtol: float = 1e-5, atol: float = 1e-6):
-    """Register a factory. A first call records and each new path costs one call more: 5 of 8 leaves room for two."""
+    """Register a factory. The first call records, a new path costs one more: 5 of 8 leaves room for two."""
     if follows == 0 and not why:
         raise ValueError("a program that is never followed says why")
 
@@ -87,7 +87,7 @@ def args(*positional, **keywords) -> Arguments:
 
 
 def each(arguments: Callable[[int], Arguments], count: int = CALLS) -> list[Callable[[], Arguments]]:
-    """The thunks of `count` successive calls. `arguments` gets the number of the call and builds fresh inputs."""
+    """The thunks of `count` calls. `arguments` gets the number of the call and builds fresh inputs."""
     return [lambda number=number: arguments(number) for number in range(count)]
 
 

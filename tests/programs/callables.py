@@ -1,4 +1,4 @@
-"""What can be decorated and how it can be called: methods, partials, lambdas, objects, code without source, any arguments."""
+"""What can be decorated (methods, partials, lambdas, objects, text) and with what it can be called."""
 
 import asyncio
 import collections
@@ -274,7 +274,11 @@ def structures_as_arguments(function):
         y = batch.x * options.scale + sum(batch.y["parts"])
         if options.bias is not None:
             y = y + options.bias
-        return {"y": y, "extra": extra if extra is None else extra["a"] * 2.0, "names": [name.upper() for name in names]}
+        return {
+            "y": y,
+            "extra": extra if extra is None else extra["a"] * 2.0,
+            "names": [name.upper() for name in names],
+        }
 
     def arguments(i):
         x = vector(i)
@@ -290,7 +294,13 @@ def python_arguments(function):
 
     @function
     def step(x, number, text, array, activation, kind):
-        seen = [type(number).__name__, type(text).__name__, type(array).__name__, kind.__name__, array.flags.writeable]
+        seen = [
+            type(number).__name__,
+            type(text).__name__,
+            type(array).__name__,
+            kind.__name__,
+            array.flags.writeable,
+        ]
         array[0] = number
         return activation(x * number + array), seen, text * number, number // 2
 
@@ -349,7 +359,11 @@ def variables_as_arguments(function):
         others["v"].assign(others["v"] * 0.5)
         return v * others["v"] if extra is None else extra + v
 
-    return Instance(step, each(lambda i: args(variables[0], {"v": variables[1]}, extra=None if i % 2 else 1.0)), lambda: variables)
+    return Instance(
+        step,
+        each(lambda i: args(variables[0], {"v": variables[1]}, extra=None if i % 2 else 1.0)),
+        lambda: variables,
+    )
 
 
 @program()
@@ -416,7 +430,9 @@ def object_that_only_the_call_holds(function):
             gc.collect(0)
             return z + self.x
 
-    return Instance(lambda x: Temporary(x).step(x + 1.0), each(lambda i: args(vector(i)), 8), function=Temporary.step)
+    return Instance(
+        lambda x: Temporary(x).step(x + 1.0), each(lambda i: args(vector(i)), 8), function=Temporary.step
+    )
 
 
 @program(follows=0, why="the body of a generator function runs after the call has returned")
@@ -445,7 +461,9 @@ def coroutine(function):
     async def decorated(x):
         return await fetch(x) + await fetch(x + 1.0)
 
-    return Instance(lambda x: asyncio.run(decorated(x)), each(lambda i: args(vector(i)), 5), function=decorated)
+    return Instance(
+        lambda x: asyncio.run(decorated(x)), each(lambda i: args(vector(i)), 5), function=decorated
+    )
 
 
 @program()
@@ -460,9 +478,19 @@ def results_of_every_kind(function):
     @function
     def step(x, number):
         y = x * 2.0
-        return [None, number, "text", y, (y[0], [y, {"k": y}]), {1: y}, y.numpy(), Report(y, "n"), tf.nn.relu, y.shape, y.dtype][
-            number % 4 :
-        ]
+        return [
+            None,
+            number,
+            "text",
+            y,
+            (y[0], [y, {"k": y}]),
+            {1: y},
+            y.numpy(),
+            Report(y, "n"),
+            tf.nn.relu,
+            y.shape,
+            y.dtype,
+        ][number % 4 :]
 
     return Instance(step, each(lambda i: args(vector(i), i), 12))
 

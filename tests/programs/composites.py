@@ -15,9 +15,20 @@ def ragged(function):
         doubled = r * 2.0 + 1.0
         rows = [tf.reduce_sum(row) for row in doubled]
         dense = doubled.to_tensor(default_value=-1.0)
-        return doubled, rows, dense, tf.reduce_max(doubled, axis=1), doubled.to_list()[1], r.shape, r.bounding_shape()
+        return (
+            doubled,
+            rows,
+            dense,
+            tf.reduce_max(doubled, axis=1),
+            doubled.to_list()[1],
+            r.shape,
+            r.bounding_shape(),
+        )
 
-    return Instance(step, each(lambda i: args(integers(i, 6, dtype="float32"), tf.constant([[1, 2, 3], [3, 1, 2]][i % 2]))))
+    return Instance(
+        step,
+        each(lambda i: args(integers(i, 6, dtype="float32"), tf.constant([[1, 2, 3], [3, 1, 2]][i % 2]))),
+    )
 
 
 @program()
@@ -42,7 +53,14 @@ def sparse(function):
         s = tf.SparseTensor([[0, 0], [1, 2]], values, [2, 3])
         product = tf.sparse.sparse_dense_matmul(s, x)
         added = tf.sparse.add(s, s)
-        return added, product, tf.sparse.to_dense(s), tf.sparse.reduce_sum(s, 1), s.values * 2.0, tf.sparse.transpose(s).shape
+        return (
+            added,
+            product,
+            tf.sparse.to_dense(s),
+            tf.sparse.reduce_sum(s, 1),
+            s.values * 2.0,
+            tf.sparse.transpose(s).shape,
+        )
 
     return Instance(step, each(lambda i: args(vector(i, 2), vector(i + 1, 3, 2))))
 
@@ -74,7 +92,12 @@ def indexed_slices(function):
         slices = tf.IndexedSlices(x, rows, dense_shape=tf.constant([4, 2]))
         table.scatter_add(slices)
         table.scatter_max(tf.IndexedSlices(x * 2.0, rows))
-        return slices, tf.convert_to_tensor(slices) * 2.0, slices.values + 1.0, tf.math.multiply(slices.values, 2.0)
+        return (
+            slices,
+            tf.convert_to_tensor(slices) * 2.0,
+            slices.values + 1.0,
+            tf.math.multiply(slices.values, 2.0),
+        )
 
     return Instance(step, each(lambda i: args(vector(i, 2, 2), tf.constant([i % 4, 3]))), lambda: table)
 
@@ -91,7 +114,15 @@ def text(function):
         numbers = tf.strings.to_number(tf.strings.as_string(tf.cast(y, tf.int32)))
         lower = tf.strings.lower(tf.strings.regex_replace(names, "[ab]", "X"))
         buckets = tf.strings.to_hash_bucket_fast(names, 7)
-        return joined, pieces, numbers + y, lower, buckets, tf.strings.substr(names, 0, 2), tf.strings.length(joined)
+        return (
+            joined,
+            pieces,
+            numbers + y,
+            lower,
+            buckets,
+            tf.strings.substr(names, 0, 2),
+            tf.strings.length(joined),
+        )
 
     return Instance(step, each(lambda i: args(tf.constant(["bab", f"aa{i}"]), integers(i, dtype="float32"))))
 
@@ -148,7 +179,11 @@ def dataset_made_inside(function):
         total = tf.constant(0.0)
         for batch in dataset:
             total += tf.reduce_sum(batch)
-        return total, dataset.reduce(tf.constant(1.0), lambda a, b: a * tf.reduce_prod(b)), int(dataset.cardinality())
+        return (
+            total,
+            dataset.reduce(tf.constant(1.0), lambda a, b: a * tf.reduce_prod(b)),
+            int(dataset.cardinality()),
+        )
 
     return Instance(step, each(lambda i: args(vector(i)), 4))
 
@@ -196,7 +231,12 @@ def whole_numbers(function):
         out = []
         for dtype in (tf.int8, tf.uint8, tf.int16, tf.uint16, tf.int32, tf.int64, tf.uint32, tf.uint64):
             m = tf.cast(n, dtype)
-            out += [m * m + m, tf.bitwise.left_shift(m, tf.ones_like(m)), m // tf.cast(3, dtype), tf.bitwise.invert(m)]
+            out += [
+                m * m + m,
+                tf.bitwise.left_shift(m, tf.ones_like(m)),
+                m // tf.cast(3, dtype),
+                tf.bitwise.invert(m),
+            ]
         return out, tf.cast(n, tf.float32) / 3, n / 3, tf.math.floormod(-n, 5), tf.truncatediv(-n, 5)
 
     return Instance(step, each(lambda i: args(tf.constant([i + 1, 100, 127]))))
@@ -226,8 +266,22 @@ def special_floats(function):
     def step(x):
         y = x / 0.0
         n = y - y
-        tests = [tf.math.is_nan(n), tf.math.is_inf(y), n == n, tf.maximum(n, 1.0), tf.math.sign(y), 1.0 / (x * 0.0)]
-        return y, n, tests, tf.where(tf.math.is_nan(n), 0.0, n), tf.clip_by_value(y, -1.0, 1.0), bool(n[0] == n[0])
+        tests = [
+            tf.math.is_nan(n),
+            tf.math.is_inf(y),
+            n == n,
+            tf.maximum(n, 1.0),
+            tf.math.sign(y),
+            1.0 / (x * 0.0),
+        ]
+        return (
+            y,
+            n,
+            tests,
+            tf.where(tf.math.is_nan(n), 0.0, n),
+            tf.clip_by_value(y, -1.0, 1.0),
+            bool(n[0] == n[0]),
+        )
 
     return Instance(step, each(lambda i: args(tf.constant([1.0, -1.0, 0.0, -0.0]) * (1.0 - 2 * (i % 2)))))
 
@@ -254,7 +308,11 @@ def parsed_examples(function):
     def step(x, number):
         feature = tf.train.Feature(int64_list=tf.train.Int64List(value=[number, 2]))
         example = tf.train.Example(features=tf.train.Features(feature={"n": feature}))
-        parsed = tf.io.parse_single_example(example.SerializeToString(), {"n": tf.io.FixedLenFeature([2], tf.int64)})
-        return x * tf.cast(parsed["n"][0], tf.float32), tf.io.decode_raw(tf.io.encode_base64("abcd"), tf.uint8)
+        parsed = tf.io.parse_single_example(
+            example.SerializeToString(), {"n": tf.io.FixedLenFeature([2], tf.int64)}
+        )
+        return x * tf.cast(parsed["n"][0], tf.float32), tf.io.decode_raw(
+            tf.io.encode_base64("abcd"), tf.uint8
+        )
 
     return Instance(step, each(lambda i: args(vector(i), i)))

@@ -1,4 +1,4 @@
-"""Python values that become part of a computation: the same at every call, or not. Pairs of a catch and its near miss."""
+"""Python values that become part of a computation, the same at every call or not: catches and near misses."""
 
 import collections
 import enum
@@ -82,7 +82,12 @@ def changes_on_every_call(function):
         Schedule.rate *= 0.9
         Schedule.steps += 1
         names.append(f"step {Schedule.steps}")
-        return x * Schedule.rate, x + Schedule.steps, tf.constant(names[-1]), tf.constant([Schedule.rate, 1.0])
+        return (
+            x * Schedule.rate,
+            x + Schedule.steps,
+            tf.constant(names[-1]),
+            tf.constant([Schedule.rate, 1.0]),
+        )
 
     return Instance(step, each(lambda i: args(vector(i))), lambda: names)
 
@@ -166,7 +171,12 @@ def array_of_another_dtype(function):
         made = tf.constant(array)
         return made, tf.cast(made, tf.float32) + x
 
-    arrays = [np.ones(2, np.float32), np.ones(2, np.int32), np.ones((2, 1), np.float32), np.ones((2, 1), np.int64)]
+    arrays = [
+        np.ones(2, np.float32),
+        np.ones(2, np.int32),
+        np.ones((2, 1), np.float32),
+        np.ones((2, 1), np.int64),
+    ]
     return Instance(step, each(lambda i: args(whole(i), arrays[i % 4]), 16))
 
 
@@ -268,7 +278,13 @@ def numpy_numbers(function):
     def step(x, number):
         scale = np.float32(number) if number % 2 else np.float32(0.5)
         count = np.int64(number % 2 + 1)
-        return x * scale, tf.zeros([count]), x[: int(count)], tf.fill([count], np.float32(1.0)), tf.constant(np.int8(number))
+        return (
+            x * scale,
+            tf.zeros([count]),
+            x[: int(count)],
+            tf.fill([count], np.float32(1.0)),
+            tf.constant(np.int8(number)),
+        )
 
     return Instance(step, each(lambda i: args(vector(i), i), 12))
 
@@ -296,6 +312,10 @@ def structures_of_constants(function):
     @function
     def step(x, number):
         point = Point(1.0, float(number // 3))
-        return tf.constant(point) + x[:2], tf.stack([x[0], 2.0, float(number)]), tf.convert_to_tensor([[1, number], [3, 4]])
+        return (
+            tf.constant(point) + x[:2],
+            tf.stack([x[0], 2.0, float(number)]),
+            tf.convert_to_tensor([[1, number], [3, 4]]),
+        )
 
     return Instance(step, each(lambda i: args(vector(i), i)))

@@ -150,7 +150,9 @@ def reduce_map_filter(function):
         positive = list(filter(lambda part: part > 0, parts))
         return product, list(map(tf.square, parts)), tf.add_n(positive), sum(parts), dict(zip("abcd", parts))
 
-    return Instance(step, each(lambda i: args(tf.constant([[1.0, -2.0, 3.0, 1.0], [-1.0, 2.0, 3.0, 1.0]][i % 2]))))
+    return Instance(
+        step, each(lambda i: args(tf.constant([[1.0, -2.0, 3.0, 1.0], [-1.0, 2.0, 3.0, 1.0]][i % 2])))
+    )
 
 
 @program()
@@ -188,7 +190,9 @@ def stored_on_objects(function):
         Holder.shared = helper(holder.mine * 0.5)
         return holder.mine
 
-    return Instance(step, each(lambda i: args(vector(i))), lambda: (vars(holder), Holder.shared, vars(helper)))
+    return Instance(
+        step, each(lambda i: args(vector(i))), lambda: (vars(holder), Holder.shared, vars(helper))
+    )
 
 
 @program()
@@ -227,7 +231,14 @@ def used_outside(function):
         dataset = list(tf.data.Dataset.from_tensors(shifted))
         compiled = tf.function(lambda a, b: a + b)
         called = tf.py_function(lambda value: value * 2.0, [shifted], tf.float32)
-        return variable, tape.gradient(loss, shifted), dataset, compiled(shifted, total), np.sum(shifted), called
+        return (
+            variable,
+            tape.gradient(loss, shifted),
+            dataset,
+            compiled(shifted, total),
+            np.sum(shifted),
+            called,
+        )
 
     return Instance(step, each(lambda i: args(vector(i))), lambda: kept, after)
 
@@ -247,7 +258,11 @@ def one_object_returned_twice(function):
         given.append(vector(i))
         return args(given[-1])
 
-    return Instance(step, each(arguments), after=lambda r: (r[0] is r[2], r[0] is r[3][0], r[1] is given[-1], r[0] is r[1]))
+    return Instance(
+        step,
+        each(arguments),
+        after=lambda r: (r[0] is r[2], r[0] is r[3][0], r[1] is given[-1], r[0] is r[1]),
+    )
 
 
 @program()
@@ -263,7 +278,11 @@ def dead_tensors_die(function):
         del y
         return inside, x + 1.0
 
-    return Instance(step, each(lambda i: args(vector(i))), after=lambda _: [reference() is None for reference in references[:-1]])
+    return Instance(
+        step,
+        each(lambda i: args(vector(i))),
+        after=lambda _: [reference() is None for reference in references[:-1]],
+    )
 
 
 @program()

@@ -184,7 +184,9 @@ def loop_else(function):
             found = found * 10.0
         return found
 
-    return Instance(step, each(lambda i: args(tf.constant([1.0, 2.0, 3.0]), tf.constant(2.5 if i % 2 else 9.0))))
+    return Instance(
+        step, each(lambda i: args(tf.constant([1.0, 2.0, 3.0]), tf.constant(2.5 if i % 2 else 9.0)))
+    )
 
 
 @program()

@@ -418,7 +418,7 @@ def environment(function):
 
 @program()
 def sampled_replay(function):
-    "Reinforcement learning in small: an environment in Python, an action that was read, a memory that is sampled."
+    "Reinforcement learning in small: a reward from Python, an action that was read, a sampled memory."
     memory, dice = [], random.Random(3)
     weight = tf.Variable([[0.1, 0.2], [0.3, -0.1]])
 

@@ -192,7 +192,7 @@ def custom_gradient_with_variables(function):
 
 @program()
 def stopped_gradient(function):
-    "`tf.stop_gradient`, integers and comparisons let no gradient through; unconnected sources get None or zeros."
+    "`tf.stop_gradient` and integers let no gradient through; unconnected sources get None or zeros."
 
     @function
     def step(x, other):
@@ -427,7 +427,9 @@ def asked_after_the_call(function):
         tapes.append(tape)
         return loss, hidden
 
-    return Instance(step, each(lambda i: args(vector(i))), after=lambda r: tapes[-1].gradient(r[0], [weight, r[1]]))
+    return Instance(
+        step, each(lambda i: args(vector(i))), after=lambda r: tapes[-1].gradient(r[0], [weight, r[1]])
+    )
 
 
 @program(follows=0, why="the decorated function is only ever called while tf.function traces it")

@@ -116,7 +116,12 @@ def stateful_gru(function):
 @program()
 def embedding(function):
     "Embeddings give IndexedSlices, which Adam scatters."
-    layers = [keras.Input((3,), dtype="int32"), keras.layers.Embedding(5, 4), keras.layers.Flatten(), keras.layers.Dense(3)]
+    layers = [
+        keras.Input((3,), dtype="int32"),
+        keras.layers.Embedding(5, 4),
+        keras.layers.Flatten(),
+        keras.layers.Dense(3),
+    ]
     model = keras.Sequential(layers)
     optimizer, loss = keras.optimizers.Adam(0.1), cross_entropy()
     optimizer.build(model.trainable_variables)
@@ -132,7 +137,11 @@ def embedding(function):
 @program(rtol=1e-4, atol=1e-5)  # convolutions are summed in another order
 def convolutions(function):
     "Conv2D, pooling and global pooling over small images."
-    layers = [keras.Input((6, 6, 1)), keras.layers.Conv2D(2, 3, activation="relu"), keras.layers.MaxPooling2D()]
+    layers = [
+        keras.Input((6, 6, 1)),
+        keras.layers.Conv2D(2, 3, activation="relu"),
+        keras.layers.MaxPooling2D(),
+    ]
     model = keras.Sequential([*layers, keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(3)])
     optimizer, loss = keras.optimizers.SGD(0.1), cross_entropy()
 
@@ -170,7 +179,9 @@ def layer_of_the_users_own(function):
     def step(x, y):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(layer(x))) + sum(layer.losses)
-        optimizer.apply_gradients(zip(tape.gradient(loss, layer.trainable_variables), layer.trainable_variables))
+        optimizer.apply_gradients(
+            zip(tape.gradient(loss, layer.trainable_variables), layer.trainable_variables)
+        )
         return loss
 
     return Instance(step, each(batch), lambda: (layer.variables, layer.calls, layer.seen))
@@ -233,7 +244,9 @@ def metrics(function):
         (x, y), _ = batch(i)
         return args(x, y, i)
 
-    return Instance(step, each(arguments), lambda: (accuracy.variables, mean.variables), after=lambda _: accuracy.result())
+    return Instance(
+        step, each(arguments), lambda: (accuracy.variables, mean.variables), after=lambda _: accuracy.result()
+    )
 
 
 @program()
@@ -295,7 +308,9 @@ def two_optimizers(function):
             fooled, sure = critic(fake), critic(real)
             lose, win = -tf.reduce_mean(fooled), tf.reduce_mean(fooled) - tf.reduce_mean(sure)
         if len(history) % 2 == 0:
-            first.apply_gradients(zip(one.gradient(lose, generator.trainable_variables), generator.trainable_variables))
+            first.apply_gradients(
+                zip(one.gradient(lose, generator.trainable_variables), generator.trainable_variables)
+            )
         second.apply_gradients(zip(two.gradient(win, critic.trainable_variables), critic.trainable_variables))
         history.append(float(lose))
         return win
@@ -319,7 +334,9 @@ def functional_model(function):
         with tf.GradientTape() as tape:
             out, features = model({"left": a, "right": b})
             loss = tf.reduce_mean(out**2) + tf.add_n(model.losses)
-        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+        optimizer.apply_gradients(
+            zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        )
         return loss, features
 
     return Instance(step, each(lambda i: args(vector(i, 4, 3), vector(i + 1, 4, 3))), lambda: model.variables)
@@ -374,7 +391,9 @@ def mixed_precision(function):
     def step(x, y):
         with tf.GradientTape() as tape:
             value = optimizer.scale_loss(loss(y, model(x, training=True)))
-        optimizer.apply_gradients(zip(tape.gradient(value, model.trainable_variables), model.trainable_variables))
+        optimizer.apply_gradients(
+            zip(tape.gradient(value, model.trainable_variables), model.trainable_variables)
+        )
         return value, model.layers[0](x)
 
     return Instance(step, each(batch), lambda: (model.variables, optimizer.dynamic_scale))
@@ -383,7 +402,9 @@ def mixed_precision(function):
 @program()
 def predicted_in_the_loop(function):
     "Predictions are read and scored by Python in the middle of a step, as a scikit-learn metric would."
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, kernel_initializer=keras.initializers.Ones())])
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(3, kernel_initializer=keras.initializers.Ones())]
+    )
     optimizer, loss, scores = keras.optimizers.SGD(0.0), cross_entropy(), []
 
     @function

@@ -1,4 +1,4 @@
-"""All the ways an operation runs: wrappers, raw ops, traced functions, host functions, graphs, loops of TensorFlow's own."""
+"""The ways an operation runs: wrappers, raw ops, traced and host functions, graphs, TensorFlow's loops."""
 
 import numpy as np
 import tensorflow as tf
@@ -18,8 +18,12 @@ def raw_operations(function):
         left, right = tf.raw_ops.Split(axis=0, value=y, num_split=2)
         packed = tf.raw_ops.Pack(values=[left, right], axis=1)
         copies = tf.raw_ops.IdentityN(input=[total, packed])
-        return total, packed, copies, tf.raw_ops.Cast(x=y, DstT=tf.int32, Truncate=True), tf.raw_ops.Concat(
-            concat_dim=0, values=[left, right]
+        return (
+            total,
+            packed,
+            copies,
+            tf.raw_ops.Cast(x=y, DstT=tf.int32, Truncate=True),
+            tf.raw_ops.Concat(concat_dim=0, values=[left, right]),
         )
 
     return Instance(step, each(lambda i: args(vector(i))))
@@ -76,7 +80,9 @@ def gradient_of_a_traced_function(function):
     def loss(x):
         return tf.reduce_sum(tf.sin(x * weight))
 
-    concrete = tf.function(lambda x: tf.tanh(x) * weight).get_concrete_function(tf.TensorSpec([4], tf.float32))
+    concrete = tf.function(lambda x: tf.tanh(x) * weight).get_concrete_function(
+        tf.TensorSpec([4], tf.float32)
+    )
 
     @function
     def step(x):
@@ -145,7 +151,9 @@ def python_functions_called_by_tensorflow(function):
         y = tf.cond(total > 0, lambda: x * 2.0, lambda: log.append("negative") or -x)
         y = tf.case([(total > 100, lambda: y), (total < 0, lambda: y + 1.0)], default=lambda: y - 1.0)
         y = tf.switch_case(tf.cast(total > 0, tf.int32), [lambda: y * 3.0, lambda: y * 4.0])
-        n, z = tf.while_loop(lambda n, z: n < 3, lambda n, z: (log.append(int(n)) or n + 1, z * y), [tf.constant(0), y])
+        n, z = tf.while_loop(
+            lambda n, z: n < 3, lambda n, z: (log.append(int(n)) or n + 1, z * y), [tf.constant(0), y]
+        )
         return n, z
 
     return Instance(step, each(lambda i: args(signed(i))), lambda: log)
@@ -186,11 +194,37 @@ def constants_from_python(function):
 
     @function
     def step(x):
-        made = [tf.constant(2), tf.constant([1.5, 2.5]), tf.constant([[1, 2], [3, 4]], tf.int64), tf.constant("text")]
-        made += [tf.constant(7.0, shape=[2, 2]), tf.convert_to_tensor([x[0], 1.0, x[1]]), tf.constant(range(3))]
-        made += [tf.constant(np.eye(2)), tf.constant([True, False]), tf.constant(1 + 2j), tf.constant([], tf.float32)]
-        made += [tf.zeros([2]), tf.ones_like(x), tf.fill([2], 3), tf.eye(2), tf.range(3), tf.linspace(0.0, 1.0, 3)]
-        made += [tf.one_hot([0, 2], 3), tf.cast(3, tf.float64), tf.stack([x, [1.0, 2.0, 3.0, 4.0]]), x + [1.0, 2.0, 3.0, 4.0]]
+        made = [
+            tf.constant(2),
+            tf.constant([1.5, 2.5]),
+            tf.constant([[1, 2], [3, 4]], tf.int64),
+            tf.constant("text"),
+        ]
+        made += [
+            tf.constant(7.0, shape=[2, 2]),
+            tf.convert_to_tensor([x[0], 1.0, x[1]]),
+            tf.constant(range(3)),
+        ]
+        made += [
+            tf.constant(np.eye(2)),
+            tf.constant([True, False]),
+            tf.constant(1 + 2j),
+            tf.constant([], tf.float32),
+        ]
+        made += [
+            tf.zeros([2]),
+            tf.ones_like(x),
+            tf.fill([2], 3),
+            tf.eye(2),
+            tf.range(3),
+            tf.linspace(0.0, 1.0, 3),
+        ]
+        made += [
+            tf.one_hot([0, 2], 3),
+            tf.cast(3, tf.float64),
+            tf.stack([x, [1.0, 2.0, 3.0, 4.0]]),
+            x + [1.0, 2.0, 3.0, 4.0],
+        ]
         return made, tf.concat([x, [5.0]], 0), tf.where(x > 0, x, 0.0), tf.maximum(x, 0)
 
     return Instance(step, each(lambda i: args(vector(i))))
@@ -241,7 +275,12 @@ def experimental_numpy(function):
     @function
     def step(x):
         y = tnp.sum(tnp.array([1.0, 2.0], np.float32) * 2.0) + tnp.mean(x)
-        return y, tnp.where(x > 0, x, 0.0), tnp.matmul(tnp.reshape(x, (2, 2)), tnp.ones((2, 2), np.float32)), tnp.argsort(x)
+        return (
+            y,
+            tnp.where(x > 0, x, 0.0),
+            tnp.matmul(tnp.reshape(x, (2, 2)), tnp.ones((2, 2), np.float32)),
+            tnp.argsort(x),
+        )
 
     return Instance(step, each(lambda i: args(vector(i))))
 
@@ -255,8 +294,17 @@ def linear_algebra(function):
         square = tf.matmul(x, x, transpose_a=True) + 3.0 * tf.eye(3)
         lower = tf.linalg.cholesky(square)
         out = [tf.linalg.solve(square, tf.ones([3, 1])), tf.linalg.det(square), tf.linalg.inv(square), lower]
-        out += [tf.einsum("ij,jk->ik", x, square), tf.tensordot(x, square, 1), tf.linalg.band_part(square, 0, -1)]
-        out += [tf.norm(x), tf.linalg.trace(square), tf.linalg.diag_part(square), tf.linalg.matvec(square, x[0])]
+        out += [
+            tf.einsum("ij,jk->ik", x, square),
+            tf.tensordot(x, square, 1),
+            tf.linalg.band_part(square, 0, -1),
+        ]
+        out += [
+            tf.norm(x),
+            tf.linalg.trace(square),
+            tf.linalg.diag_part(square),
+            tf.linalg.matvec(square, x[0]),
+        ]
         double = tf.cast(square, tf.float64)
         return out, tf.linalg.eigvalsh(double), tf.abs(tf.signal.fft(tf.complex(x[:, 0], x[:, 1])))
 
@@ -269,10 +317,31 @@ def reductions_and_sorting(function):
 
     @function
     def step(x, n):
-        out = [tf.reduce_sum(x, 0), tf.reduce_max(x, 1, keepdims=True), tf.reduce_prod(x), tf.math.cumsum(x, 1, reverse=True)]
-        out += [tf.sort(x, 1), tf.argsort(x, 0), tf.argmin(x, 1), tf.reduce_logsumexp(x), tf.math.reduce_std(x, 1)]
-        out += [tf.reduce_any(n > 2), tf.reduce_all(n > -9), tf.math.segment_sum(x, [0, 0, 1]), tf.math.bincount(abs(n))]
-        out += [tf.math.unsorted_segment_mean(x, [1, 0, 1], 2), tf.nn.softmax(x), tf.nn.log_softmax(x, 0), tf.math.argmax(n)]
+        out = [
+            tf.reduce_sum(x, 0),
+            tf.reduce_max(x, 1, keepdims=True),
+            tf.reduce_prod(x),
+            tf.math.cumsum(x, 1, reverse=True),
+        ]
+        out += [
+            tf.sort(x, 1),
+            tf.argsort(x, 0),
+            tf.argmin(x, 1),
+            tf.reduce_logsumexp(x),
+            tf.math.reduce_std(x, 1),
+        ]
+        out += [
+            tf.reduce_any(n > 2),
+            tf.reduce_all(n > -9),
+            tf.math.segment_sum(x, [0, 0, 1]),
+            tf.math.bincount(abs(n)),
+        ]
+        out += [
+            tf.math.unsorted_segment_mean(x, [1, 0, 1], 2),
+            tf.nn.softmax(x),
+            tf.nn.log_softmax(x, 0),
+            tf.math.argmax(n),
+        ]
         return out
 
     return Instance(step, each(lambda i: args(vector(i, 3, 4), integers(i))))
@@ -287,7 +356,12 @@ def images(function):
         y = image * 2.0
         large = tf.image.resize(y, [5, 5], method="bicubic", antialias=True)
         near = tf.image.resize(y, [2, 2], method="nearest")
-        return tf.reduce_sum(large, 2) + 1.0, near, tf.image.flip_up_down(y), tf.image.rgb_to_grayscale(tf.repeat(y, 3, -1))
+        return (
+            tf.reduce_sum(large, 2) + 1.0,
+            near,
+            tf.image.flip_up_down(y),
+            tf.image.rgb_to_grayscale(tf.repeat(y, 3, -1)),
+        )
 
     return Instance(step, each(lambda i: args(vector(i, 3, 3, 1))))
 
@@ -298,12 +372,36 @@ def reshaping(function):
 
     @function
     def step(x):
-        out = [tf.reshape(x, [-1]), tf.transpose(x, [1, 0]), tf.tile(x, [1, 2]), tf.pad(x, [[1, 0], [0, 2]], constant_values=9)]
-        out += [tf.gather(x, [2, 0], axis=1), tf.gather_nd(x, [[0, 1], [1, 2]]), tf.scatter_nd([[1]], x[:1], [3, 3])]
-        out += [tf.tensor_scatter_nd_update(x, [[0]], x[1:]), tf.roll(x, 1, 1), tf.reverse(x, [0]), tf.slice(x, [0, 1], [2, 1])]
-        out += [tf.expand_dims(x, -1), tf.squeeze(x[:1]), tf.broadcast_to(x[0], [2, 3]), tf.repeat(x, [1, 2], 0)]
+        out = [
+            tf.reshape(x, [-1]),
+            tf.transpose(x, [1, 0]),
+            tf.tile(x, [1, 2]),
+            tf.pad(x, [[1, 0], [0, 2]], constant_values=9),
+        ]
+        out += [
+            tf.gather(x, [2, 0], axis=1),
+            tf.gather_nd(x, [[0, 1], [1, 2]]),
+            tf.scatter_nd([[1]], x[:1], [3, 3]),
+        ]
+        out += [
+            tf.tensor_scatter_nd_update(x, [[0]], x[1:]),
+            tf.roll(x, 1, 1),
+            tf.reverse(x, [0]),
+            tf.slice(x, [0, 1], [2, 1]),
+        ]
+        out += [
+            tf.expand_dims(x, -1),
+            tf.squeeze(x[:1]),
+            tf.broadcast_to(x[0], [2, 3]),
+            tf.repeat(x, [1, 2], 0),
+        ]
         out += [tf.nn.space_to_depth(tf.reshape(x[:, :2], [1, 2, 2, 1]), 2)]
-        return out, tf.linalg.diag(x[0]), tf.sequence_mask([1, 3], 3), tf.strided_slice(x, [0, 0], [2, 3], [1, 2])
+        return (
+            out,
+            tf.linalg.diag(x[0]),
+            tf.sequence_mask([1, 3], 3),
+            tf.strided_slice(x, [0, 0], [2, 3], [1, 2]),
+        )
 
     return Instance(step, each(lambda i: args(vector(i, 2, 3))))
 

@@ -18,7 +18,11 @@ def uniform(function):
 
     @function
     def step(x):
-        return x + tf.random.uniform([4]), tf.random.uniform([3], 0, 10, tf.int32), tf.random.uniform([2], 5, 2**40, tf.int64)
+        return (
+            x + tf.random.uniform([4]),
+            tf.random.uniform([3], 0, 10, tf.int32),
+            tf.random.uniform([2], 5, 2**40, tf.int64),
+        )
 
     return Instance(step, each(lambda i: args(tf.zeros(4))))
 
@@ -41,7 +45,11 @@ def normal(function):
 
     @function
     def step(x):
-        return x + tf.random.normal([5]), tf.random.truncated_normal([5]), tf.random.normal([2, 2], mean=3.0, stddev=0.5)
+        return (
+            x + tf.random.normal([5]),
+            tf.random.truncated_normal([5]),
+            tf.random.normal([2, 2], mean=3.0, stddev=0.5),
+        )
 
     return Instance(step, each(lambda i: args(whole(i))))
 
@@ -52,7 +60,11 @@ def shuffled(function):
 
     @function
     def step(x):
-        return tf.random.shuffle(x), tf.random.categorical(tf.zeros([2, 3]), 5), tf.random.shuffle(tf.range(5))
+        return (
+            tf.random.shuffle(x),
+            tf.random.categorical(tf.zeros([2, 3]), 5),
+            tf.random.shuffle(tf.range(5)),
+        )
 
     return Instance(step, each(lambda i: args(tf.range(6) * (i + 1))))
 
@@ -74,7 +86,11 @@ def dropout(function):
 
     @function
     def step(x, rate):
-        return tf.nn.dropout(x, 0.5), tf.nn.dropout(x, rate), tf.nn.experimental.stateless_dropout(x, 0.5, seed=[1, 2])
+        return (
+            tf.nn.dropout(x, 0.5),
+            tf.nn.dropout(x, rate),
+            tf.nn.experimental.stateless_dropout(x, 0.5, seed=[1, 2]),
+        )
 
     return Instance(step, each(lambda i: args(tf.ones(8), 0.25 + 0.25 * (i % 2))))
 
@@ -86,7 +102,12 @@ def generator(function):
 
     @function
     def step(x):
-        return x + source.uniform([2]), source.normal([3]), source.uniform([2], 0, 9, tf.int32), source.make_seeds(1)
+        return (
+            x + source.uniform([2]),
+            source.normal([3]),
+            source.uniform([2], 0, 9, tf.int32),
+            source.make_seeds(1),
+        )
 
     return Instance(step, each(lambda i: args(whole(i))), lambda: source.state)
 
@@ -185,7 +206,11 @@ def keras_random(function):
 
     @function
     def step(x):
-        drawn = keras.random.uniform((2,), seed=seeds), keras.random.normal((2,), seed=3), keras.random.uniform((2,))
+        drawn = (
+            keras.random.uniform((2,), seed=seeds),
+            keras.random.normal((2,), seed=3),
+            keras.random.uniform((2,)),
+        )
         return drawn, keras.random.dropout(x, 0.5, seed=seeds), keras.random.shuffle(x, seed=seeds)
 
     return Instance(step, each(lambda i: args(vector(i))), lambda: seeds.state)

@@ -1,4 +1,4 @@
-"""Every way in which Python takes a value out of a tensor, or looks at the tensor itself, in the middle of a step.
+"""Every way in which Python takes a value out of a tensor in the middle of a step, or looks at the tensor.
 
 Most steps go on computing after the read, so that a read cuts a step in two.
 """
@@ -61,9 +61,19 @@ def an_index(function):
     def step(x):
         best = tf.argmax(x)
         names = ["north", "east", "south", "west"]
-        return names[best], names[:best], [0] * int(best), "ab"[best % 2], list(range(best)), x[best], hex(best)
+        return (
+            names[best],
+            names[:best],
+            [0] * int(best),
+            "ab"[best % 2],
+            list(range(best)),
+            x[best],
+            hex(best),
+        )
 
-    return Instance(step, each(lambda i: args(tf.constant(np.roll([1.0, 5.0, 2.0, 3.0], i % 2).astype("float32")))))
+    return Instance(
+        step, each(lambda i: args(tf.constant(np.roll([1.0, 5.0, 2.0, 3.0], i % 2).astype("float32"))))
+    )
 
 
 @program()
@@ -190,11 +200,39 @@ def operators(function):
     @function
     def step(x, n):
         half = x / 2.0
-        numbers = [half + 1, 1 + half, half - 2, 2 - half, half * 3, 3 * half, half / 4, 4 / (half + 8), half**2, 2**half]
-        numbers += [half // 2.0, 7.25 // (half + 8), half % 2.0, 7.25 % (half + 8), -half, abs(half), np.float32(2) * half]
+        numbers = [
+            half + 1,
+            1 + half,
+            half - 2,
+            2 - half,
+            half * 3,
+            3 * half,
+            half / 4,
+            4 / (half + 8),
+            half**2,
+            2**half,
+        ]
+        numbers += [
+            half // 2.0,
+            7.25 // (half + 8),
+            half % 2.0,
+            7.25 % (half + 8),
+            -half,
+            abs(half),
+            np.float32(2) * half,
+        ]
         matrix = tf.stack([half, x])
         numbers += [matrix @ tf.transpose(matrix), matrix.numpy() @ tf.transpose(matrix)]
-        compared = [half < 1, half <= 1, half > 1, half >= 1, half == x, half != x, 1 < half, (x == x) & (x > 0)]
+        compared = [
+            half < 1,
+            half <= 1,
+            half > 1,
+            half >= 1,
+            half == x,
+            half != x,
+            1 < half,
+            (x == x) & (x > 0),
+        ]
         compared += [(x > 0) | (x < -1), (x > 0) ^ (x > 1), ~(x > 0)]
         whole = [n & 3, n | 4, n ^ 1, ~n, n // 2, n % 3, -n // 2, 7 % (n + 9), n**2]
         return numbers, compared, whole
@@ -227,7 +265,18 @@ def indexing(function):
     @function
     def step(x, n):
         y = x * 1.0
-        parts = [y[0], y[-1], y[0, 1], y[:, 1], y[1:], y[::2], y[::-1], y[..., 0], y[:, tf.newaxis], y[None, ..., -1]]
+        parts = [
+            y[0],
+            y[-1],
+            y[0, 1],
+            y[:, 1],
+            y[1:],
+            y[::2],
+            y[::-1],
+            y[..., 0],
+            y[:, tf.newaxis],
+            y[None, ..., -1],
+        ]
         parts += [y[n], y[: n + 1], y[n, n], y[y > 0], y[1:2, 0:1]]
         for mistake in (lambda: y[7], lambda: y[0.5], lambda: y["a"]):
             try:
@@ -251,7 +300,18 @@ def iteration(function):
         iterator = iter(y)
         next(iterator)
         second = next(iterator)
-        return first, rest, a + b, c, d, second, list(reversed(list(y))), list(zip(*y)), tf.add(*y[:2]), len(list(y))
+        return (
+            first,
+            rest,
+            a + b,
+            c,
+            d,
+            second,
+            list(reversed(list(y))),
+            list(zip(*y)),
+            tf.add(*y[:2]),
+            len(list(y)),
+        )
 
     return Instance(step, each(lambda i: args(vector(i, 3, 2))))
 
@@ -263,7 +323,15 @@ def compared_with_equals(function):
     @function
     def step(x, n):
         candidates = [n * 0, n * 0 + 1, n]
-        return n in candidates[:2], candidates.index(n), candidates.count(n), n == 1, n != 1, (x == x[0]), n == None  # noqa: E711
+        return (
+            n in candidates[:2],
+            candidates.index(n),
+            candidates.count(n),
+            n == 1,
+            n != 1,
+            (x == x[0]),
+            n == None,
+        )  # noqa: E711
 
     return Instance(step, each(lambda i: args(whole_vector(i), tf.constant(i % 2))))
 
@@ -275,9 +343,17 @@ def sorted_by_value(function):
     @function
     def step(x):
         values = list(x * 2.0)
-        return sorted(values), max(values), min(values, key=abs), sum(values), any(value > 3 for value in values)
+        return (
+            sorted(values),
+            max(values),
+            min(values, key=abs),
+            sum(values),
+            any(value > 3 for value in values),
+        )
 
-    return Instance(step, each(lambda i: args(tf.constant(np.roll([1.0, 5.0, -2.0, 3.0], i % 2).astype("float32")))))
+    return Instance(
+        step, each(lambda i: args(tf.constant(np.roll([1.0, 5.0, -2.0, 3.0], i % 2).astype("float32"))))
+    )
 
 
 @program()
@@ -307,7 +383,14 @@ def dlpack_and_buffers(function):
         proto = tf.make_ndarray(tf.make_tensor_proto(y))
         view = memoryview(y)
         text = tf.io.serialize_tensor(y)
-        return exported + 1.0, proto, view.shape, view.tolist(), tf.io.parse_tensor(text, tf.float32), bytes(view)
+        return (
+            exported + 1.0,
+            proto,
+            view.shape,
+            view.tolist(),
+            tf.io.parse_tensor(text, tf.float32),
+            bytes(view),
+        )
 
     return Instance(step, each(lambda i: args(whole_vector(i))))
 
@@ -321,7 +404,13 @@ def other_libraries(function):
         y = x * 2.0
         values = y.numpy().tolist()
         text = json.dumps({"values": values, "sum": float(tf.reduce_sum(y))})
-        return text, statistics.median(values), decimal.Decimal(int(y[0])), statistics.fmean(y.numpy()), np.median(y)
+        return (
+            text,
+            statistics.median(values),
+            decimal.Decimal(int(y[0])),
+            statistics.fmean(y.numpy()),
+            np.median(y),
+        )
 
     return Instance(step, each(lambda i: args(whole_vector(i))))
 
@@ -333,7 +422,12 @@ def static_values(function):
     @function
     def step(x):
         y = x * 2.0
-        return tf.get_static_value(y), tf.get_static_value(tf.shape(y)), tf.experimental.numpy.sum(y), tf.size(y).numpy()
+        return (
+            tf.get_static_value(y),
+            tf.get_static_value(tf.shape(y)),
+            tf.experimental.numpy.sum(y),
+            tf.size(y).numpy(),
+        )
 
     return Instance(step, each(lambda i: args(whole_vector(i))))
 
@@ -370,7 +464,14 @@ def strings(function):
         decoded = text.numpy().decode()
         same = bool(text == "even-1")
         parts = tf.strings.split(text, "-")
-        return text, decoded, same, [part.numpy() for part in parts], tf.strings.length(text) + len(decoded), str(text)
+        return (
+            text,
+            decoded,
+            same,
+            [part.numpy() for part in parts],
+            tf.strings.length(text) + len(decoded),
+            str(text),
+        )
 
     return Instance(step, each(lambda i: args(tf.constant([1, i]), tf.constant(["even", "odd"][i % 2]))))
 
@@ -420,7 +521,12 @@ def number_from_a_read(function):
         scale = float(tf.reduce_max(tf.abs(x)))
         y = x / scale
         index = int(tf.argmax(y))
-        return y + index, tf.fill([2], scale), tf.constant([scale, index]), tf.reduce_sum(y) * np.float32(scale)
+        return (
+            y + index,
+            tf.fill([2], scale),
+            tf.constant([scale, index]),
+            tf.reduce_sum(y) * np.float32(scale),
+        )
 
     return Instance(step, each(lambda i: args(signed(i) + 1.0)))
 

@@ -15,7 +15,16 @@ def unknown_until_run(function):
         chosen = tf.boolean_mask(x, x > 0)
         values, index, counts = tf.unique_with_counts(x)
         doubled = chosen * 2.0
-        return places, doubled, tf.reduce_sum(doubled), values, index, counts, tf.shape(chosen)[0], tf.math.count_nonzero(x)
+        return (
+            places,
+            doubled,
+            tf.reduce_sum(doubled),
+            values,
+            index,
+            counts,
+            tf.shape(chosen)[0],
+            tf.math.count_nonzero(x),
+        )
 
     return Instance(step, each(lambda i: args(integers(i, 6, dtype="float32"))))
 
@@ -43,9 +52,18 @@ def partitions_and_sets(function):
     @function
     def step(x, n):
         small, large = tf.dynamic_partition(x, tf.cast(x > 0, tf.int32), 2)
-        back = tf.dynamic_stitch(tf.dynamic_partition(tf.range(4), tf.cast(x > 0, tf.int32), 2), [small, large])
+        back = tf.dynamic_stitch(
+            tf.dynamic_partition(tf.range(4), tf.cast(x > 0, tf.int32), 2), [small, large]
+        )
         common = tf.sets.intersection(n[None], n[None, ::-1])
-        return small * 2.0, large, back, common, tf.repeat(x, tf.cast(x > 0, tf.int32) + 1), tf.range(tf.reduce_max(n))
+        return (
+            small * 2.0,
+            large,
+            back,
+            common,
+            tf.repeat(x, tf.cast(x > 0, tf.int32) + 1),
+            tf.range(tf.reduce_max(n)),
+        )
 
     return Instance(step, each(lambda i: args(vector(i), integers(i, low=1, high=5))))
 
@@ -100,7 +118,14 @@ def empty_tensors(function):
     def step(x):
         empty = x[:0]
         rows = [row for row in empty]
-        return tf.concat([empty, x], 0), tf.reduce_sum(empty), tf.reduce_max(empty), rows, tf.stack([empty, empty]), bool(tf.size(empty))
+        return (
+            tf.concat([empty, x], 0),
+            tf.reduce_sum(empty),
+            tf.reduce_max(empty),
+            rows,
+            tf.stack([empty, empty]),
+            bool(tf.size(empty)),
+        )
 
     return Instance(step, each(lambda i: args(vector(i))))
 
@@ -115,7 +140,14 @@ def shape_as_numbers(function):
         dynamic = tf.shape(x)
         y = tf.reshape(x, [columns, -1]) * rows
         z = tf.reshape(x, [dynamic[1], dynamic[0]]) + tf.cast(dynamic[0], tf.float32)
-        return y, z, tf.zeros(dynamic), tf.size(x) // 2, dynamic.numpy().tolist(), tf.broadcast_dynamic_shape(dynamic, [1])
+        return (
+            y,
+            z,
+            tf.zeros(dynamic),
+            tf.size(x) // 2,
+            dynamic.numpy().tolist(),
+            tf.broadcast_dynamic_shape(dynamic, [1]),
+        )
 
     return Instance(step, each(lambda i: args(vector(i, 2, 3))))
 
@@ -153,7 +185,15 @@ def bounds_that_change(function):
     @function
     def step(x, number):
         k = number % 2 + 1
-        return x[:k] * 2.0, x[k], tf.pad(x, [[k, 0]]), tf.tile(x, [k]), tf.reshape(x, [k, -1]), tf.one_hot(k, 4), tf.range(k)
+        return (
+            x[:k] * 2.0,
+            x[k],
+            tf.pad(x, [[k, 0]]),
+            tf.tile(x, [k]),
+            tf.reshape(x, [k, -1]),
+            tf.one_hot(k, 4),
+            tf.range(k),
+        )
 
     return Instance(step, each(lambda i: args(vector(i), i), 12))
 
@@ -177,7 +217,13 @@ def broadcasting(function):
     @function
     def step(x, y):
         column = x[:, None]
-        return column + y, column * y - x[0], tf.maximum(column, 0.0), (column > y), tf.where(column > y, column, y)
+        return (
+            column + y,
+            column * y - x[0],
+            tf.maximum(column, 0.0),
+            (column > y),
+            tf.where(column > y, column, y),
+        )
 
     return Instance(step, each(lambda i: args(vector(i, 3), vector(i + 1, 1, 2))))
 
@@ -205,7 +251,12 @@ def statically_known(function):
     def step(x):
         y = tf.ensure_shape(x * 2.0, [None])
         y.set_shape([4])
-        compatible = y.shape.is_compatible_with([None]), y.shape == [4], tf.TensorShape([4]) == y.shape, y.shape.num_elements()
+        compatible = (
+            y.shape.is_compatible_with([None]),
+            y.shape == [4],
+            tf.TensorShape([4]) == y.shape,
+            y.shape.num_elements(),
+        )
         return y, compatible, tf.TensorSpec([None], tf.float32).is_compatible_with(y)
 
     return Instance(step, each(lambda i: args(signed(i))), after=lambda r: r[0].shape.as_list())
@@ -218,6 +269,13 @@ def scalars_and_vectors_of_one(function):
     @function
     def step(x):
         y = tf.reduce_sum(x, keepdims=True)
-        return y, tf.squeeze(y), tf.reshape(x, []), tf.reshape(x, [1]) + tf.reshape(x, []), float(y[0]), y.shape.rank
+        return (
+            y,
+            tf.squeeze(y),
+            tf.reshape(x, []),
+            tf.reshape(x, [1]) + tf.reshape(x, []),
+            float(y[0]),
+            y.shape.rank,
+        )
 
     return Instance(step, each(lambda i: args(tf.reshape(whole(i), [1]))))

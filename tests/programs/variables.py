@@ -1,4 +1,4 @@
-"""Variables: made early, late and again and again; assigned, aliased, swapped, sliced and read in every order."""
+"""Variables made early, late and on every call; assigned, aliased, swapped, sliced and read in any order."""
 
 import gc
 import os
@@ -235,7 +235,16 @@ def as_a_number(function):
         v.assign_add(1.0)
         numbers = [v + x, x - v, v * 2, 1 / v, v**2, -v, v // 2, abs(v), v % 3.0]
         compared = [v > 2, v <= x, bool(v == 4.0), v.numpy() == 4.0]
-        python = [float(v), int(v), f"{v.numpy():.1f}", [10, 20, 30][int(index)], np.asarray(v), str(v.shape), v.dtype, v.trainable]
+        python = [
+            float(v),
+            int(v),
+            f"{v.numpy():.1f}",
+            [10, 20, 30][int(index)],
+            np.asarray(v),
+            str(v.shape),
+            v.dtype,
+            v.trainable,
+        ]
         return numbers, compared, python
 
     return Instance(step, each(lambda i: args(whole(i))), lambda: v)
@@ -335,7 +344,9 @@ def modules(function):
     def step(x):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(network(x))
-        for variable, gradient in zip(network.trainable_variables, tape.gradient(loss, network.trainable_variables)):
+        for variable, gradient in zip(
+            network.trainable_variables, tape.gradient(loss, network.trainable_variables)
+        ):
             variable.assign_sub(0.01 * gradient)
         return loss, [variable.name for variable in network.variables], len(network.submodules)
 
