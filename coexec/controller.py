@@ -25,6 +25,9 @@ from tracer.trace import Trace
 PATIENCE = 3
 MAX_PAUSE = 256
 
+# A call in which more than one operation in this many was new to its place cost more than it gained.
+SLOW_SHARE = 4
+
 
 class Controller:
     """Runs the calls of one function: records the first, follows the others, backs off where that does not pay."""
@@ -82,7 +85,7 @@ class Controller:
                 finally:
                     following.flush()
             finished = True
-            return hand_out(result)
+            return hand_out(result, following.watched())
         finally:
             self._settle(following, finished)
 
@@ -99,8 +102,11 @@ class Controller:
             self._missed()
         else:
             counts["followed"] += 1
-            self._misses = 0
-            self._pause = 0
+            if following.cursor.derived * SLOW_SHARE > len(following.cursor.nodes):
+                self._missed()
+            else:
+                self._misses = 0
+                self._pause = 0
             if finished:
                 self.graph.exits.add((following.cursor.nodes or [self.graph.entry])[-1].number)
         for reference in following.survivors:
@@ -138,15 +144,16 @@ def run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 mark_entry(run.__code__)
 
 
-def hand_out(value: Any, holders: int = 3) -> Any:
+def hand_out(value: Any, watched: bool, holders: int = 3) -> Any:
     """Returns `value` with its lazy tensors made eager, in place in lists and dicts, whose identity users may rely on.
 
-    A lazy tensor that somebody else holds too (a tape, an object of the user's) stays what it is: it must be the same
-    one there and here. `holders` is how many references to `value` the way to this function accounts for.
+    A lazy tensor that somebody else knows too (an object of the user's, or a tape, where some are still `watched`) stays
+    what it is: it must be the same one there and here. `holders` is how many references to `value` the way to this
+    function accounts for.
     """
     kind = type(value)
     if kind is LazyTensor:
-        if sys.getrefcount(value) > holders or not intercept.tape_is_empty():
+        if sys.getrefcount(value) > holders or (watched and value.has_id()):
             return value
         real = value.resolve()
         for name, attribute in vars(value).items():
@@ -155,7 +162,7 @@ def hand_out(value: Any, holders: int = 3) -> Any:
     if kind is list or kind is dict:
         for key in range(len(value)) if kind is list else list(value):
             item = value[key]
-            new = hand_out(item, 4)
+            new = hand_out(item, watched, 4)
             if new is not item:
                 value[key] = new
             del item, new
@@ -163,7 +170,7 @@ def hand_out(value: Any, holders: int = 3) -> Any:
     if isinstance(value, tuple):
         items = []
         for item in value:
-            items.append(hand_out(item, 4))
+            items.append(hand_out(item, watched, 4))
         if all(a is b for a, b in zip(items, value, strict=True)):
             return value
         return kind(*items) if hasattr(value, "_fields") else kind(items)

@@ -16,14 +16,15 @@ from typing import Any
 from tensorflow.python.eager import core
 from tensorflow.python.framework import ops
 
-from tracer.graph import CONST, LIST, Node, Step, TraceGraph, Variant
-from tracer.inputs import Unsupported, part_of, python_spec, small
+from tracer.derive import derive
+from tracer.graph import CONST, Node, Step, TraceGraph
+from tracer.inputs import Unsupported
 from tracer.intercept import make_constant
-from tracer.lazy import LazyTensor, Output
+from tracer.lazy import LazyTensor
 from tracer.location import Location, call_stack
-from tracer.op import Const, Signature, signature_of
-from tracer.rebuild import infer_shapes
-from tracer.spec import RESOURCE, Spec, spec_of
+from tracer.op import Const, signature_of
+from tracer.spec import RESOURCE
+from tracer.wiring import Wiring
 
 EagerTensor = ops.EagerTensor
 
@@ -55,6 +56,7 @@ class Cursor:
         self.made: set[int] = set()  # ids of eager tensors that operations of this call have made
         self._counts: Counter[Any] = Counter()
         self._counted = 0
+        self.derived = 0  # operations met with inputs that were new to their nodes
         self.mismatch: Mismatch | None = None
 
     # The hot path.
@@ -214,20 +216,26 @@ class Cursor:
             parts = wiring.build(inputs)
             variant = node.variants.get(parts)
             if variant is None:
-                variant = self._generalise(node, op, entry, attrs, parts, wiring)
+                self.derived += 1
+                variant = derive(node, parts, wiring.outside)
                 if variant is not None:
                     wiring = Wiring(self, node, op, signature, args)
                     wiring.build(inputs)
         except (Unsupported, TypeError, ValueError) as error:
             return self._mismatch("unsupported input", location, "a tensor or a number", str(error))
+        if node.host is not None:
+            return self._move(Step(here, op, node, None, (), {}, {}, ()), node)
         if variant is None:
             known = "; ".join(str(v.key) for v in list(node.variants.values())[-3:])
             return self._mismatch("new shapes", location, known, str(parts))
         for other in here.next:
             if other.node is not node or other.variant is not variant or other.slots != tuple(wiring.slots):
                 continue
+            if any(slots != wiring.lists[i][0] for i, (slots, _) in other.lists.items()):
+                continue
             # The same place with another Python number: from now on the number is fed.
-            changed = {i for i, c in other.consts.items() if wiring.consts[i] != c}
+            changed: set[Any] = {i for i, c in other.consts.items() if wiring.consts[i] != c}
+            changed |= {(i, j) for i, (_, cs) in other.lists.items() for j, c in cs.items() if wiring.lists[i][1][j] != c}
             if changed:
                 node.fed |= changed
                 here.next.remove(other)
@@ -249,114 +257,10 @@ class Cursor:
         self.nodes.append(node)
         return step
 
-    def _generalise(
-        self, node: Node, op: str, entry: str, attrs: Any, parts: tuple[Any, ...], wiring: Wiring
-    ) -> Variant | None:
-        """Feeds integers that have changed, if no shape depends on them; returns the variant, else None."""
-        for key, variant in node.variants.items():
-            changed = {
-                i for i, (a, b) in enumerate(zip(key, parts, strict=True))
-                if a != b and isinstance(a, Const) and isinstance(b, Const)
-            }  # fmt: skip
-            same = all(i in changed or a == b for i, (a, b) in enumerate(zip(key, parts, strict=True)))
-            if not changed or not same or variant.folded:
-                continue
-            general = tuple(wiring.const_specs[i] if i in changed else p for i, p in enumerate(parts))
-            shapes = infer_shapes(op, entry, attrs, general)
-            if shapes is not None and shapes == tuple(o.spec.shape for o in variant.outputs):
-                node.fed |= changed
-                outputs = tuple(Output(o.spec, None, node) for o in variant.outputs)
-                node.variants[general] = Variant(general, outputs, variant.template)
-                return node.variants[general]
-        return None
-
     def _expected(self) -> str:
         last = self.nodes[-1] if self.nodes else self.graph.entry
         names = [f"{n.op} at {n.location}" for n in list(last.successors.values())[:4]]
         return " or ".join(names) if names else "the end of the call"
 
-    def _mismatch(self, kind: str, location: Any, expected: str, seen: str) -> None:
+    def _mismatch(self, kind: str, location: Any, expected: str, seen: str) -> Any:
         self.mismatch = Mismatch(kind, expected, seen, str(location))
-
-
-class Wiring:
-    """Where each input of an operation comes from, in terms of the running segment."""
-
-    def __init__(self, cursor: Cursor, node: Node, op: str, signature: Signature, args: tuple[Any, ...]) -> None:
-        self.cursor = cursor
-        self.node = node
-        self.op = op
-        self.signature = signature
-        self.args = args
-        self.slots: list[int] = []
-        self.consts: dict[int, Const] = {}
-        self.const_specs: dict[int, Spec] = {}
-        self.lists: dict[int, tuple[tuple[int, ...], dict[int, Const]]] = {}
-        self.specs: list[Spec] = []
-        self.externals = list(cursor.externals)
-
-    def build(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Fills in the wiring, single inputs before lists as the cursor compares them; returns the variant's key."""
-        parts: list[Any] = []
-        for i, value in enumerate(inputs):
-            if self._is_list(i):
-                self.slots.append(LIST)
-                parts.append(None)
-                continue
-            slot, part, const = self._input(i, value, i in self.node.fed)
-            if const is not None:
-                self.consts[i] = const
-            self.slots.append(slot)
-            parts.append(part)
-        for i, value in enumerate(inputs):
-            if self._is_list(i):
-                items = [self._input(i, v, False) for v in value]
-                consts = {j: const for j, (_, _, const) in enumerate(items) if const is not None}
-                self.lists[i] = (tuple(slot for slot, _, _ in items), consts)
-                parts[i] = tuple(part for _, part, _ in items)
-        return tuple(parts)
-
-    def commit(self) -> None:
-        """Makes the feeds that this wiring adds those of the running segment."""
-        new = self.externals[len(self.cursor.externals) :]
-        self.cursor.externals.extend(new)
-        self.cursor.handles.update(id(t) for t in new if t._datatype_enum() == RESOURCE)
-
-    def _is_list(self, i: int) -> bool:
-        return bool(self.args) and self.signature.lists[i]
-
-    def _input(self, i: int, value: Any, fed: bool) -> tuple[int, Any, Const | None]:
-        kind = type(value)
-        if kind is LazyTensor:
-            const, spec = value._out.const, value._out.spec
-            if const is not None:
-                self.const_specs[i] = spec
-                if not fed:
-                    return CONST, part_of(const, spec, self.op), const
-            elif value._value is None and 0 <= value._key - self.cursor.base < self.cursor.step.end:
-                return value._key - self.cursor.base, spec, None
-            return self._external(value.resolve(), spec), spec, None
-        if kind is EagerTensor:
-            spec = spec_of(value)
-            const = self.cursor.constant_of(value)
-            if const is not None:
-                self.const_specs[i] = spec
-                if not fed and isinstance(part_of(const, spec, self.op), Const):
-                    return CONST, const, const
-            return self._external(value, spec), spec, None
-        if not self.args:
-            raise Unsupported("a Python value is passed to a function")
-        spec = python_spec(self.signature, i, self.args, value)
-        self.const_specs[i] = spec
-        if small(value) and not fed:
-            const = Const(value)
-            return CONST, part_of(const, spec, self.op), const
-        return self._external(make_constant(value, spec.dtype), spec), spec, None
-
-    def _external(self, real: Any, spec: Spec) -> int:
-        for k, known in enumerate(self.externals):
-            if known is real:
-                return -1 - k
-        self.externals.append(real)
-        self.specs.append(spec)
-        return -len(self.externals)

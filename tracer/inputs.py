@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from tensorflow.core.framework import types_pb2
 from tensorflow.python.framework import composite_tensor, dtypes, ops
+from tensorflow.python.ops.resource_variable_ops import is_resource_variable
 
 from tracer.lazy import LazyTensor
 from tracer.op import Const, Signature
@@ -62,7 +63,7 @@ def _is_settled(value: Any) -> bool:
     if isinstance(value, PLAIN):
         return True
     # A variable counts as composite too; TensorFlow would read it out of sight.
-    return isinstance(value, composite_tensor.CompositeTensor) and not hasattr(value, "_should_act_as_resource_variable")
+    return isinstance(value, composite_tensor.CompositeTensor) and not is_resource_variable(value)
 
 
 def input_enum(signature: Signature, i: int, args: tuple[Any, ...], value: Any) -> int | None:
@@ -146,7 +147,10 @@ def small(value: Any) -> bool:
     if isinstance(value, np.ndarray):
         return value.nbytes <= MAX_CONSTANT and value.dtype != object
     if isinstance(value, (list, tuple)):
-        return len(value) <= MAX_CONSTANT // 4 and np.size(value) <= MAX_CONSTANT // 4
+        try:
+            return len(value) <= MAX_CONSTANT // 4 and np.size(value) <= MAX_CONSTANT // 4
+        except ValueError:  # of unequal lengths: TensorFlow says so
+            return False
     return True
 
 

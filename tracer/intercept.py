@@ -10,7 +10,8 @@ The hooks pass everything on untouched, unless
 They are installed while a call is recorded or followed, and while a lazy tensor is alive anywhere.
 Relies on: `pywrap_tfe.TFE_Py_FastPathExecute(ctx, op, name, *inputs, *attrs)`, `TFE_Py_Execute(handle, device, op,
 inputs, attrs, outputs)`, `TFE_Py_ExecuteCancelable`, `TFE_Py_TensorShapeSlice`, `TFE_ToDlpackCapsule`,
-`TFE_DlpackDevice`, `TFE_Py_PackEagerTensors`, `TFE_Py_RecordGradient`, `TFE_Py_TapeSetIsEmpty`.
+`TFE_DlpackDevice`, `TFE_Py_PackEagerTensors`, `TFE_Py_TapeSetNew`, `TFE_Py_ForwardAccumulatorNew`,
+`TFE_Py_RecordGradient`, `TFE_Py_TapeSetIsEmpty`.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class Handler(Protocol):
     def execute(self, device: Any, op: Any, inputs: Any, attrs: Any, outputs: int, cancel: Any) -> Any: ...
 
     def constant(self, value: Any, dtype: Any) -> Any: ...
+
+    def opened(self, tape: Any) -> None: ...
 
 
 class _ThreadState(threading.local):
@@ -122,7 +125,8 @@ def run_fast(op: str, name: Any, args: tuple[Any, ...]) -> Any:
     real = unwrap(args)
     if tape_is_empty():
         return fast_execute(ctx, op, name, *real)
-    with record.stop_recording():
+    # A Python function asks for itself whether somebody records, and must hear the truth.
+    with contextlib.nullcontext() if op == "EagerPyFunc" else record.stop_recording():
         result = fast_execute(ctx, op, name, *real)
     signature = signature_of(op)
     assert signature is not None
@@ -163,6 +167,24 @@ def flat_outputs(result: Any) -> list[Any]:
     return flat
 
 
+def template_of(result: Any) -> Any:
+    """Returns the form of a result with the tensors replaced by their numbers; -1 for a tensor alone."""
+    if result is None:
+        return None
+    if not isinstance(result, (list, tuple)):
+        return -1
+    template: list[Any] = []
+    number = 0
+    for item in result:
+        if isinstance(item, (list, tuple)):
+            template.append(list(range(number, number + len(item))))
+            number += len(item)
+        else:
+            template.append(number)
+            number += 1
+    return template
+
+
 def _constant_hook(value: Any, ctx: Any, dtype: Any = None) -> Any:
     handler = _thread.handler
     if handler is not None and not isinstance(value, ops.EagerTensor):
@@ -175,6 +197,18 @@ def make_constant(value: Any, dtype: Any) -> Any:
     if has_lazy((value,)):
         value = unwrap(value)
     return _convert_to_eager_tensor(value, context.context(), dtype)
+
+
+def _telling(function: Any) -> Any:
+    """Returns `function`, which makes a tape or accumulator, made to tell the handler of it."""
+
+    def hook(*args: Any) -> Any:
+        tape = function(*args)
+        if _thread.handler is not None:
+            _thread.handler.opened(tape)
+        return tape
+
+    return hook
 
 
 def _unwrapping(function: Any) -> Any:
@@ -193,6 +227,10 @@ _HOOKS: list[tuple[Any, str, Any, Any]] = [
 _HOOKS += [
     (pywrap_tfe, name, getattr(pywrap_tfe, name), _unwrapping(getattr(pywrap_tfe, name)))
     for name in ("TFE_Py_TensorShapeSlice", "TFE_ToDlpackCapsule", "TFE_DlpackDevice", "TFE_Py_PackEagerTensors")
+]
+_HOOKS += [
+    (pywrap_tfe, name, getattr(pywrap_tfe, name), _telling(getattr(pywrap_tfe, name)))
+    for name in ("TFE_Py_TapeSetNew", "TFE_Py_ForwardAccumulatorNew")
 ]
 
 _lock = threading.RLock()

@@ -62,6 +62,10 @@ class LazyTensor(ops._EagerTensorBase):
                 value = self._value
         return value
 
+    def has_id(self) -> bool:
+        """Returns whether somebody has asked for the number that tapes and references know this tensor by."""
+        return hasattr(self, "_uid")
+
     # What `_EagerTensorBase` builds on.
 
     @property

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from tracer.graph import Node, TraceGraph, Variant, is_variable_op
 from tracer.lazy import Output
-from tracer.op import Const, OpCall, freeze, signature_of
-from tracer.rebuild import infer_shapes
+from tracer.op import OpCall, freeze, signature_of
+from tracer.rebuild import infer_outputs
 from tracer.spec import RESOURCE, STRING, VARIANT, Spec
 from tracer.trace import Trace
-
-# A node whose constants have had this many values runs on its own from then on.
-MAX_VALUES = 32
-
 
 def merge(graph: TraceGraph, trace: Trace) -> None:
     """Adds a trace's op calls to the graph: known places gain variants, new ones become nodes."""
@@ -41,6 +37,8 @@ def _new_node(graph: TraceGraph, call: OpCall) -> Node:
 
 def host_reason(call: OpCall) -> str | None:
     """Returns why an operation must run on its own, at its place, and not as part of a segment."""
+    if call.host is not None:
+        return call.host
     signature = signature_of(call.op)
     if signature is None:
         return "a function is called"
@@ -61,9 +59,13 @@ def host_reason(call: OpCall) -> str | None:
     for spec in specs:
         if spec.enum == RESOURCE and not is_variable_op(call.op):
             return f"{call.op} works on a resource"
-        if spec.enum == RESOURCE and (spec.handle is None or any(-1 in (h[1] or (-1,)) for h in spec.handle if h[1] != ())):
+        if spec.enum == RESOURCE and not _is_fixed(spec):
             return "the variable's shape is not fixed"
     return None
+
+
+def _is_fixed(spec: Spec) -> bool:
+    return spec.handle is not None and all(shape is not None and -1 not in shape for _, shape in spec.handle)
 
 
 def add_variant(node: Node, call: OpCall) -> None:
@@ -71,15 +73,12 @@ def add_variant(node: Node, call: OpCall) -> None:
     if call.parts in node.variants:
         return
     if call.outputs and not all(v is not None for v in call.values):
-        shapes = infer_shapes(call.op, call.entry, call.attrs, call.parts)
-        if shapes is None:
+        specs = infer_outputs(call.op, call.entry, call.attrs, call.parts)
+        if specs is None:
             node.host = "TensorFlow cannot put it into a graph"
             return
-        if shapes != tuple(o.shape for o in call.outputs):
+        if any(a is None or a.shape != b.shape for a, b in zip(specs, call.outputs, strict=True)):
             node.host = "the shape of its result depends on values"
             return
-    if len(node.variants) >= MAX_VALUES and any(isinstance(p, Const) for p in call.parts):
-        node.host = "the shape of its result depends on values that keep changing"
-        return
     outputs = tuple(Output(s, v, node) for s, v in zip(call.outputs, call.values, strict=True))
     node.variants[call.parts] = Variant(call.parts, outputs, call.template)

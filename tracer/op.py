@@ -60,6 +60,7 @@ class OpCall(NamedTuple):
     template: Any
     location: Location
     guarded: bool  # whether user code could catch its failure
+    host: str | None = None  # why it cannot be followed but must run at its place: it failed, say
 
 
 def freeze(value: Any) -> Any:

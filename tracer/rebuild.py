@@ -13,7 +13,7 @@ from tensorflow.python.ops import array_ops, handle_data_util
 
 from tracer.intercept import handling
 from tracer.op import Const, Signature, freeze, signature_of
-from tracer.spec import RESOURCE, VARIANT, Spec
+from tracer.spec import RESOURCE, VARIANT, Spec, intern_spec
 
 
 def placeholder(spec: Spec) -> Any:
@@ -76,8 +76,8 @@ class _Scratch:
 _scratch = _Scratch()
 
 
-def infer_shapes(op: str, entry: str, attrs: tuple[Any, ...], parts: tuple[Any, ...]) -> Any:
-    """Returns the outputs' shapes as tuples, as far as TensorFlow's own shape functions know them.
+def infer_outputs(op: str, entry: str, attrs: tuple[Any, ...], parts: tuple[Any, ...]) -> Any:
+    """Returns the outputs' specs, as far as TensorFlow's own shape functions know them.
 
     `parts` holds a `Spec` (any value) or a `Const` (this value) per input. None stands for a shape that depends on
     values; the whole answer is None where the operation cannot be built.
@@ -96,7 +96,8 @@ def infer_shapes(op: str, entry: str, attrs: tuple[Any, ...], parts: tuple[Any, 
             answer = None
         else:
             answer = tuple(
-                tuple(o.shape.as_list()) if o.shape.is_fully_defined() else None for o in outputs
+                intern_spec(o.dtype.as_datatype_enum, tuple(o.shape.as_list())) if o.shape.is_fully_defined() else None
+                for o in outputs
             )
     scratch.answers[key] = answer
     return answer

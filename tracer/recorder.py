@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+from tensorflow.python.eager import core
 from tensorflow.python.framework import ops
 
 from tracer import intercept
@@ -30,7 +31,6 @@ class Recorder:
         self.trace = trace
         self.counts: Counter[Any] = counts if counts is not None else Counter()
         self.known: dict[int, tuple[str, Const | None]] = {}  # by tensor id: where it came from, its value
-        self.complete = True
 
     def fast(self, op: str, name: Any, args: tuple[Any, ...]) -> Any:
         """Runs an operation issued by a generated wrapper."""
@@ -38,21 +38,32 @@ class Recorder:
         if signature is None or op in FINALIZERS:
             return intercept.run_fast(op, name, args)
         args = settle(signature, args)
+        count = len(signature.inputs)
         at = len(self.trace.calls)
-        if signature.stateful and not is_variable_op(op):
-            with intercept.handling(None):  # Python that it runs inside is no part of the call's operations
+        try:
+            if signature.stateful and not is_variable_op(op):
+                with intercept.handling(None):  # Python that it runs inside is no part of the call's operations
+                    result = intercept.run_fast(op, name, args)
+            else:
                 result = intercept.run_fast(op, name, args)
-        else:
-            result = intercept.run_fast(op, name, args)
-        self._note(at, "fast", op, name, args[: len(signature.inputs)], args[len(signature.inputs) :], args, result)
+        except core._FallbackException:
+            raise  # TensorFlow comes again, by name
+        except BaseException:
+            self._note_failed(at, "fast", op, args[count:])
+            raise
+        self._note(at, "fast", op, name, args[:count], args[count:], args, result)
         return result
 
     def execute(self, device: Any, op: Any, inputs: Any, attrs: Any, outputs: int, cancel: Any) -> Any:
         """Runs an operation or a function issued by name."""
         at = len(self.trace.calls)
-        with intercept.handling(None):
-            result = intercept.run_execute(device, op, inputs, attrs, outputs, cancel)
         name = plain_name(op)
+        try:
+            with intercept.handling(None):
+                result = intercept.run_execute(device, op, inputs, attrs, outputs, cancel)
+        except BaseException:
+            self._note_failed(at, "execute", name, tuple(attrs or ()))
+            raise
         if name not in FINALIZERS:
             self._note(at, "execute", name, None, tuple(inputs), tuple(attrs or ()), (), result)
         return result
@@ -64,18 +75,32 @@ class Recorder:
             self.known[tensor._id] = ("constant", Const(np.asarray(tensor._numpy_internal())))
         return tensor
 
-    def _note(
-        self, at: int, entry: str, op: str, name: Any, inputs: Any, attrs: Any, args: Any, result: Any
-    ) -> None:
+    def opened(self, tape: Any) -> None:
+        """Takes note of a tape: operations run at once here, so it sees the tensors it expects."""
+
+    def _locate(self, op: str) -> tuple[Location, bool]:
         frames, guarded = call_stack()
         place = (frames, op)
         location = Location(frames, self.counts[place])
         self.counts[place] += 1
+        return location, guarded
+
+    def _note_failed(self, at: int, entry: str, op: str, attrs: tuple[Any, ...]) -> None:
+        location, guarded = self._locate(op)
+        reason = "it failed when it was first recorded"
+        self.trace.calls.insert(at, OpCall(op, entry, None, attrs, (), (), (), (), None, location, guarded, reason))
+
+    def _note(
+        self, at: int, entry: str, op: str, name: Any, inputs: Any, attrs: Any, args: Any, result: Any
+    ) -> None:
+        location, guarded = self._locate(op)
         sources: list[str] = []
         try:
             parts = tuple(self._part(op, i, v, args, sources) for i, v in enumerate(inputs))
-        except (Unsupported, TypeError, ValueError):
-            self.complete = False  # the call cannot be followed past this operation
+        except (Unsupported, TypeError, ValueError) as error:
+            reason = f"its inputs cannot be described: {error}"
+            call = OpCall(op, entry, name, attrs, (), (), (), (), None, location, guarded, reason)
+            self.trace.calls.insert(at, call)
             return
         flat = intercept.flat_outputs(result)
         specs = tuple(spec_of(t) for t in flat)
@@ -85,7 +110,7 @@ class Recorder:
         for i, (tensor, value) in enumerate(zip(flat, values, strict=True)):
             self.known[tensor._id] = (f"{op}:{i}", value)
         call = OpCall(
-            op, entry, name, attrs, parts, tuple(sources), specs, values, template_of(result), location, guarded
+            op, entry, name, attrs, parts, tuple(sources), specs, values, intercept.template_of(result), location, guarded
         )
         # Forward accumulators issue operations from within one: those come after it.
         self.trace.calls.insert(at, call)
@@ -111,21 +136,3 @@ class Recorder:
         if sources is not None:
             sources.append(source)
         return part
-
-
-def template_of(result: Any) -> Any:
-    """Returns the form of a result with the tensors replaced by their numbers; -1 for a tensor alone."""
-    if result is None:
-        return None
-    if not isinstance(result, (list, tuple)):
-        return -1
-    template: list[Any] = []
-    number = 0
-    for item in result:
-        if isinstance(item, (list, tuple)):
-            template.append(list(range(number, number + len(item))))
-            number += len(item)
-        else:
-            template.append(number)
-            number += 1
-    return template

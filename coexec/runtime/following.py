@@ -69,6 +69,7 @@ class Following:
         self.recorder: Recorder | None = None
         self.error: BaseException | None = None
         self.survivors: list[weakref.ref[Any]] = []
+        self.tapes: list[Any] = []  # opened in this call
 
     # What the hooks call.
 
@@ -106,7 +107,9 @@ class Following:
             return None, args
         self.events += 1
         step = cursor.advance(op, args, None)
-        if step is None:
+        if step is not None and step.host:
+            args = settle(signature_of(op), args)  # type: ignore[arg-type]  # only known operations have such steps
+        elif step is None:
             signature = signature_of(op)
             if signature is None:
                 self._diverge(Mismatch("new operation", "a registered operation", op, ""))
@@ -186,6 +189,15 @@ class Following:
         lazy = new_lazy(out, -1, self)
         lazy._value = tensor
         return lazy
+
+    def opened(self, tape: Any) -> None:
+        """Remembers a tape or accumulator: tensors that it has seen must stay the same objects while it lives."""
+        self.tapes.append(tape)
+
+    def watched(self) -> bool:
+        """Returns whether a tape may still be asked about this call's tensors."""
+        # Each is held by the list, the loop and the call.
+        return not tape_is_empty() or any(getrefcount(tape) > 3 for tape in self.tapes)
 
     # Answers.
 

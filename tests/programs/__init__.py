@@ -53,12 +53,14 @@ class Instance:
 class Program:
     """A factory of instances, and what to expect of a co-executed one.
 
-    `follows` is the least number of calls that must be followed from start to end. 0 needs a reason, `why`.
+    `follows` is the least number of calls that must be followed from start to end. 0 needs a reason, `why`, and so has
+    it where nothing is to be launched because every operation runs on its own.
     """
 
     name: str
     make: Callable[[Callable], Instance] = field(repr=False)
     follows: int
+    launches: bool
     why: str
     rtol: float
     atol: float
@@ -67,16 +69,16 @@ class Program:
 PROGRAMS: dict[str, Program] = {}
 
 
-def program(follows: int = 5, why: str = "", rtol: float = 1e-5, atol: float = 1e-6):
+def program(follows: int = 5, launches: bool = True, why: str = "", rtol: float = 1e-5, atol: float = 1e-6):
     """Register a factory. The first call records, a new path costs one more: 5 of 8 leaves room for two."""
-    if follows == 0 and not why:
-        raise ValueError("a program that is never followed says why")
+    if not (follows and launches) and not why:
+        raise ValueError("a program that is never followed, or never launched, says why")
 
     def register(make):
         name = f"{make.__module__.rpartition('.')[2]}.{make.__name__}"
         if name in PROGRAMS:
             raise ValueError(f"two programs are called {name}")
-        PROGRAMS[name] = Program(name, make, follows, why, rtol, atol)
+        PROGRAMS[name] = Program(name, make, follows, launches and follows > 0, why, rtol, atol)
         return make
 
     return register

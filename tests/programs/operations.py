@@ -94,7 +94,7 @@ def gradient_of_a_traced_function(function):
     return Instance(step, each(lambda i: args(vector(i))))
 
 
-@program()
+@program(launches=False, why="there is nothing but calls of functions")
 def compiled_function_inside(function):
     "A tf.function that XLA compiles, and one that traces again for each Python number."
     traces = []

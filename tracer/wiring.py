@@ -1,0 +1,104 @@
+"""Wiring: where each input of an operation comes from, found anew where no known step fits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensorflow.python.framework import ops
+
+from tracer.graph import CONST, LIST, Node
+from tracer.inputs import Unsupported, part_of, python_spec, small
+from tracer.intercept import make_constant
+from tracer.lazy import LazyTensor
+from tracer.op import Const, Signature
+from tracer.spec import RESOURCE, Spec, spec_of
+
+EagerTensor = ops.EagerTensor
+
+
+class Wiring:
+    """Where each input of an operation comes from, in terms of the running segment."""
+
+    def __init__(self, cursor: Any, node: Node, op: str, signature: Signature, args: tuple[Any, ...]) -> None:
+        self.cursor = cursor
+        self.node = node
+        self.op = op
+        self.signature = signature
+        self.args = args
+        self.slots: list[int] = []
+        self.consts: dict[int, Const] = {}
+        self.outside: dict[Any, Spec] = {}  # constants that Python handed in, by input, or by input and item
+        self.lists: dict[int, tuple[tuple[int, ...], dict[int, Const]]] = {}
+        self.specs: list[Spec] = []
+        self.externals = list(cursor.externals)
+
+    def build(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Fills in the wiring, single inputs before lists as the cursor compares them; returns the variant's key."""
+        parts: list[Any] = []
+        for i, value in enumerate(inputs):
+            if self._is_list(i):
+                self.slots.append(LIST)
+                parts.append(None)
+                continue
+            slot, part, const = self._input(i, value, i in self.node.fed)
+            if const is not None:
+                self.consts[i] = const
+            self.slots.append(slot)
+            parts.append(part)
+        for i, value in enumerate(inputs):
+            if self._is_list(i):
+                items = [self._input((i, j), v, (i, j) in self.node.fed) for j, v in enumerate(value)]
+                consts = {j: const for j, (_, _, const) in enumerate(items) if const is not None}
+                self.lists[i] = (tuple(slot for slot, _, _ in items), consts)
+                parts[i] = tuple(part for _, part, _ in items)
+        return tuple(parts)
+
+    def commit(self) -> None:
+        """Makes the feeds that this wiring adds those of the running segment."""
+        new = self.externals[len(self.cursor.externals) :]
+        self.cursor.externals.extend(new)
+        self.cursor.handles.update(id(t) for t in new if t._datatype_enum() == RESOURCE)
+
+    def _is_list(self, i: int) -> bool:
+        return bool(self.args) and self.signature.lists[i]
+
+    def _input(self, path: Any, value: Any, fed: bool) -> tuple[int, Any, Const | None]:
+        kind = type(value)
+        if kind is LazyTensor:
+            const, spec = value._out.const, value._out.spec
+            if const is not None:
+                if value._out.node is None:
+                    self.outside[path] = spec
+                if not fed:
+                    return CONST, part_of(const, spec, self.op), const
+            elif value._value is None and 0 <= value._key - self.cursor.base < self.cursor.step.end:
+                return value._key - self.cursor.base, spec, None
+            return self._external(value.resolve(), spec), spec, None
+        if kind is EagerTensor:
+            spec = spec_of(value)
+            const = self.cursor.constant_of(value)
+            if const is not None:
+                self.outside[path] = spec
+                if not fed and isinstance(part_of(const, spec, self.op), Const):
+                    return CONST, const, const
+            return self._external(value, spec), spec, None
+        if not self.args:
+            raise Unsupported("a Python value is passed to a function")
+        i = path[0] if isinstance(path, tuple) else path
+        spec = python_spec(self.signature, i, self.args, value)
+        self.outside[path] = spec
+        if small(value) and not fed:
+            if value.__class__ is float and value == 0.0:
+                # TensorFlow keeps the tensors of Python numbers, and takes -0.0 and 0.0 for the same number.
+                value = float(make_constant(value, spec.dtype))
+            const = Const(value)
+            return CONST, part_of(const, spec, self.op), const
+        return self._external(make_constant(value, spec.dtype), spec), spec, None
+
+    def _external(self, real: Any, spec: Spec) -> int:
+        for k, known in enumerate(self.externals):
+            if known is real:
+                return -1 - k
+        self.externals.append(real)
+        self.specs.append(spec)
+        return -len(self.externals)
