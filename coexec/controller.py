@@ -7,8 +7,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tensorflow.python.eager import context
-
 from coexec.events import Kind, Ledger
 from coexec.options import Options
 from coexec.runtime.following import Following
@@ -18,6 +16,7 @@ from tracer.graph import TraceGraph
 from tracer.lazy import LazyTensor
 from tracer.location import mark_entry
 from tracer.merge import merge
+from tracer.private import context
 from tracer.recorder import Recorder
 from tracer.trace import Trace
 
@@ -25,7 +24,7 @@ from tracer.trace import Trace
 PATIENCE = 3
 MAX_PAUSE = 256
 
-# A call in which more than one operation in this many was new to its place cost more than it gained.
+# A call in which more than one operation in this many came in a new way cost more than it gained.
 SLOW_SHARE = 4
 
 
@@ -98,21 +97,20 @@ class Controller:
         if recorder is not None:
             counts["diverged"] += 1
             recorder.trace.finished = finished
-            self._learn(recorder.trace)
+            if following.graph is self.graph:  # and was not cleared meanwhile
+                self._learn(recorder.trace)
             self._missed()
         else:
             counts["followed"] += 1
-            if following.cursor.derived * SLOW_SHARE > len(following.cursor.nodes):
+            if following.cursor.adopted * SLOW_SHARE > len(following.cursor.nodes):
                 self._missed()
             else:
                 self._misses = 0
                 self._pause = 0
             if finished:
                 self.graph.exits.add((following.cursor.nodes or [self.graph.entry])[-1].number)
-        for reference in following.survivors:
-            lazy = reference()
-            if lazy is not None:
-                intercept.keep_while_alive(lazy)
+        for lazy in following.outliving():
+            intercept.keep_while_alive(lazy)
 
     def _learn(self, trace: Trace) -> None:
         self.ledger.counts["ops_recorded"] += len(trace.calls)
@@ -145,10 +143,10 @@ mark_entry(run.__code__)
 
 
 def hand_out(value: Any, watched: bool, holders: int = 3) -> Any:
-    """Returns `value` with its lazy tensors made eager, in place in lists and dicts, whose identity users may rely on.
+    """Returns `value` with its lazy tensors made eager; lists and dicts are changed in place.
 
-    A lazy tensor that somebody else knows too (an object of the user's, or a tape, where some are still `watched`) stays
-    what it is: it must be the same one there and here. `holders` is how many references to `value` the way to this
+    A lazy tensor that somebody else knows too (a user's object, or a tape, where some are still `watched`) stays what
+    it is: it must be the same one there and here. `holders` is how many references to `value` the way to this
     function accounts for.
     """
     kind = type(value)

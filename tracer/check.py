@@ -194,9 +194,7 @@ def _check_hot(step: Step) -> None:
     _rule(step.hot is None or step.hot in step.next, step, "the step tried first is one of those behind it")
 
 
-def _check_step(
-    graph: TraceGraph, parent: Step, step: Step, tensors: list[Output], feeds: list[Spec]
-) -> None:
+def _check_step(graph: TraceGraph, parent: Step, step: Step, tensors: list[Output], feeds: list[Spec]) -> None:
     node, before = step.node, parent.node
     known = node is not None and node.number < len(graph.nodes) and graph.nodes[node.number] is node
     _rule(known, step, "its node is one of the graph")

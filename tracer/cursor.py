@@ -13,9 +13,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from tensorflow.python.eager import core
-from tensorflow.python.framework import ops
-
 from tracer.derive import derive
 from tracer.graph import CONST, Node, Step, TraceGraph
 from tracer.inputs import Unsupported
@@ -23,10 +20,9 @@ from tracer.intercept import make_constant
 from tracer.lazy import LazyTensor
 from tracer.location import Location, call_stack
 from tracer.op import Const, signature_of
+from tracer.private import EagerTensor, core
 from tracer.spec import RESOURCE
 from tracer.wiring import Wiring
-
-EagerTensor = ops.EagerTensor
 
 MAX_STEPS = 64  # alternatives kept behind one step; the least recently used go
 
@@ -56,7 +52,7 @@ class Cursor:
         self.made: set[int] = set()  # ids of eager tensors that operations of this call have made
         self._counts: Counter[Any] = Counter()
         self._counted = 0
-        self.derived = 0  # operations met with inputs that were new to their nodes
+        self.adopted = 0  # operations that no known step fitted
         self.mismatch: Mismatch | None = None
 
     # The hot path.
@@ -80,7 +76,7 @@ class Cursor:
         return step
 
     def _fits(self, step: Step, op: str, inputs: tuple[Any, ...], attrs: tuple[Any, ...] | None) -> bool:
-        if step.op != op:
+        if step.op != op or (step.checked and step.frames != call_stack()[0]):
             return False
         if step.host:
             return True
@@ -189,8 +185,7 @@ class Cursor:
     def counts(self) -> Counter[Any]:
         """Returns how often each place has issued each operation so far in this call."""
         for node in self.nodes[self._counted :]:
-            place = (node.location.frames, node.op)
-            self._counts[place] = max(self._counts[place], node.location.iteration + 1)
+            self._counts[node.location.frames, node.op] += 1
         self._counted = len(self.nodes)
         return self._counts
 
@@ -198,6 +193,7 @@ class Cursor:
         self, entry: str, op: str, inputs: tuple[Any, ...], attrs: tuple[Any, ...], args: tuple[Any, ...]
     ) -> Step | None:
         """Returns a new step for an operation whose node is known, after moving there; else None and a mismatch."""
+        self.adopted += 1
         here = self.step
         signature = signature_of(op)
         frames, _ = call_stack()
@@ -216,7 +212,6 @@ class Cursor:
             parts = wiring.build(inputs)
             variant = node.variants.get(parts)
             if variant is None:
-                self.derived += 1
                 variant = derive(node, parts, wiring.outside)
                 if variant is not None:
                     wiring = Wiring(self, node, op, signature, args)
@@ -235,7 +230,8 @@ class Cursor:
                 continue
             # The same place with another Python number: from now on the number is fed.
             changed: set[Any] = {i for i, c in other.consts.items() if wiring.consts[i] != c}
-            changed |= {(i, j) for i, (_, cs) in other.lists.items() for j, c in cs.items() if wiring.lists[i][1][j] != c}
+            for i, (_, consts) in other.lists.items():
+                changed |= {(i, j) for j, c in consts.items() if wiring.lists[i][1][j] != c}
             if changed:
                 node.fed |= changed
                 here.next.remove(other)
@@ -249,10 +245,7 @@ class Cursor:
     def _move(self, step: Step, node: Node) -> Step:
         here = self.step
         self.graph.link(self.nodes[-1] if self.nodes else self.graph.entry, node)
-        if len(here.next) >= MAX_STEPS:
-            del here.next[0]
-        here.next.append(step)
-        here.hot = step
+        here.add(step, MAX_STEPS)
         self.step = step
         self.nodes.append(node)
         return step

@@ -133,4 +133,5 @@ def _folded(node: Node, parts: tuple[Any, ...]) -> Variant | None:
     if not foldable(node.op, False, parts, specs):
         return None
     values = [Const(np.asarray(t._numpy_internal())) for t in tensors]
-    return Variant(parts, tuple(Output(s, v, node) for s, v in zip(specs, values, strict=True)), intercept.template_of(result))
+    outputs = tuple(Output(s, v, node) for s, v in zip(specs, values, strict=True))
+    return Variant(parts, outputs, intercept.template_of(result))

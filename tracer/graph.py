@@ -47,7 +47,7 @@ class Node:
     """One operation at one place of the user's program."""
 
     __slots__ = (
-        "after", "attrs", "constants", "entry", "fed", "guarded", "host", "inputs", "location", "name", "number",
+        "after", "attrs", "entry", "fed", "guarded", "host", "inputs", "location", "name", "number",
         "op", "predecessors", "successors", "variants",
     )  # fmt: skip
 
@@ -64,8 +64,7 @@ class Node:
         self.successors: dict[int, Node] = {}
         self.predecessors: dict[int, Node] = {}
         self.inputs: list[set[str]] = []  # where each input has come from, for people
-        self.constants: dict[int, Const] = {}
-        self.fed: set[int] = set()  # constants that have changed and are fed since
+        self.fed: set[Any] = set()  # constants that have changed and are fed since
         self.after: Step | None = None
 
     def start_after(self) -> Step:
@@ -82,9 +81,12 @@ class Step:
     """A node on one path of a segment: what the cursor compares an operation with."""
 
     __slots__ = (
-        "arity", "attrs", "consts", "end", "executables", "exact", "external", "first", "host", "hot", "lists",
-        "next", "node", "op", "outputs", "parent", "single", "slots", "specs", "tape", "variant", "visits",
+        "arity", "attrs", "checked", "consts", "end", "exact", "executables", "external", "first", "frames", "host",
+        "hot", "lists", "next", "node", "op", "outputs", "parent", "single", "slots", "specs", "tape", "variant",
+        "visits",
     )  # fmt: skip
+    end: int
+    external: int
 
     def __init__(
         self,
@@ -115,10 +117,23 @@ class Step:
         self.exact = _needs_exact_attrs(self.attrs)
         self.host = node is not None and op is not None and node.host is not None
         self.next: list[Step] = []
+        # Whether the place counts too: behind a cut and at a fork, what looks the same may be another operation.
+        self.checked = parent is not None and parent.parent is None
+        self.frames = node.location.frames if node is not None else ()
         self.hot: Step | None = None
         self.visits = 0
         self.executables: Any = None  # owned by the runtime: what has been compiled for a cut behind this step
         self.tape: Any = None  # the complete attributes, for gradient tapes
+
+    def add(self, step: Step, most: int) -> None:
+        """Adds a step that may come next; beyond `most`, the oldest goes."""
+        if len(self.next) >= most:
+            del self.next[0]
+        if any(s.node is not step.node for s in self.next):
+            for sibling in (*self.next, step):
+                sibling.checked = True
+        self.next.append(step)
+        self.hot = step
 
     def chain(self) -> list[Step]:
         """Returns the steps of the segment up to this one, in order."""

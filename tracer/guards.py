@@ -6,56 +6,90 @@ an exception table since 3.11 (relies on `dis._parse_exception_table`), `SETUP_F
 
 from __future__ import annotations
 
+import builtins
 import dis
+from contextlib import redirect_stdout
 from types import CodeType
 from typing import Any
 
-# Context managers that never swallow an exception. `with` blocks of others (`contextlib.suppress`, a test's
-# `raises`) may, and count as guards.
-TRANSPARENT_MANAGERS = frozenset(
-    {"GradientTape", "ForwardAccumulator", "name_scope", "device", "control_dependencies", "init_scope", "scope",
-     "stop_recording", "open", "Lock", "lock", "redirect_stdout"}
+import tensorflow as tf
+
+# Context managers that never swallow an exception, by what the program calls. `with` blocks of others
+# (`contextlib.suppress`, a test's `raises`) may, and count as guards.
+TRANSPARENT_MANAGERS: tuple[Any, ...] = (
+    tf.GradientTape, tf.autodiff.ForwardAccumulator, tf.compat.v1.name_scope, tf.name_scope, tf.device,
+    tf.control_dependencies, tf.init_scope, open, redirect_stdout,
 )  # fmt: skip
+_TRANSPARENT_METHODS = frozenset({"stop_recording"})  # of a tape in a local variable
 
 
-def is_guarded(code: CodeType, offset: int) -> bool:
-    """Returns whether an exception raised by the instruction at byte `offset` of `code` may be caught in `code`."""
+def is_guarded(code: CodeType, offset: int, namespace: dict[str, Any]) -> bool:
+    """Returns whether an exception raised by the instruction at byte `offset` of `code` may be caught in `code`.
+
+    `namespace` holds the globals of the function, in which context managers are looked up.
+    """
     parse = getattr(dis, "_parse_exception_table", None)
+    instructions = list(dis.get_instructions(code))
     if parse is None:
         # 3.10 keeps blocks on a run-time stack: any `try` in the function counts, a `with` by its manager.
         return any(
-            i.opname == "SETUP_FINALLY" or (i.opname == "SETUP_WITH" and not _transparent(code, i))
-            for i in dis.get_instructions(code)
+            i.opname == "SETUP_FINALLY" or (i.opname == "SETUP_WITH" and not _transparent(instructions, n, namespace))
+            for n, i in enumerate(instructions)
         )
     entries = parse(code)
-    if not entries:
-        return False
-    instructions = list(dis.get_instructions(code))
     position = {instruction.offset: n for n, instruction in enumerate(instructions)}
-    for entry in entries:
-        if not entry.start <= offset < entry.end:
-            continue
+    seen = set()
+    while True:
+        # The table names the innermost handler; what that one raises again goes to the handler of its own place.
+        entry = next((e for e in entries if e.start <= offset < e.end), None)
+        if entry is None or entry.target in seen:
+            return False
+        seen.add(entry.target)
         n = position[entry.target]
-        if instructions[n].opname != "PUSH_EXC_INFO":
-            continue  # clean-up code that raises again
-        if instructions[n + 1].opname != "WITH_EXCEPT_START":
-            return True
-        before = position.get(entry.start, 0)
-        while before and instructions[before].opname not in ("BEFORE_WITH", "LOAD_SPECIAL", "BEFORE_ASYNC_WITH"):
-            before -= 1
-        if not _transparent(code, instructions[before]):
-            return True
-    return False
+        if instructions[n].opname == "PUSH_EXC_INFO":  # others clean up and raise again
+            if instructions[n + 1].opname != "WITH_EXCEPT_START":
+                return True
+            before = position[min(e.start for e in entries if e.target == entry.target)]
+            while before and instructions[before].opname not in ("BEFORE_WITH", "LOAD_SPECIAL", "BEFORE_ASYNC_WITH"):
+                before -= 1
+            if not _transparent(instructions, before, namespace):
+                return True
+        offset = entry.target
 
 
-def _transparent(code: CodeType, entering: Any) -> bool:
-    """Returns whether the `with` entered by this instruction names a manager that swallows nothing."""
-    named: list[str] = []
-    for instruction in dis.get_instructions(code):
-        if instruction.offset >= entering.offset:
+_STARTS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FAST", "LOAD_DEREF")
+_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
+
+
+def _transparent(instructions: list[Any], entering: int, namespace: dict[str, Any]) -> bool:
+    """Returns whether the `with` entered by this instruction calls a manager that swallows nothing."""
+    at = entering
+    while at and not _ends_statement(instructions[at - 1]):
+        at -= 1
+    chain: list[Any] = []
+    for instruction in instructions[at:entering]:
+        if instruction.opname.startswith("CALL"):
             break
-        if instruction.opname in ("POP_TOP", "STORE_FAST", "RESUME", "NOP") or instruction.opname.startswith("STORE"):
-            named.clear()
-        elif isinstance(instruction.argval, str):
-            named.append(instruction.argval)
-    return any(name in TRANSPARENT_MANAGERS for name in named)
+        if instruction.opname.startswith(_STARTS):
+            if chain:
+                break  # its arguments
+            chain.append(instruction)
+        elif instruction.opname in _ATTRIBUTES and chain:
+            chain.append(instruction)
+    calls = [n for n in range(at, entering) if instructions[n].opname.startswith("CALL")]
+    later = instructions[calls[0] if calls else entering : entering]
+    if not chain or any(i.opname in _ATTRIBUTES for i in later):
+        return False
+    if chain[-1].argval in _TRANSPARENT_METHODS:
+        return True
+    if chain[0].opname.startswith(("LOAD_FAST", "LOAD_DEREF")):
+        return False
+    manager: Any = namespace.get(chain[0].argval, getattr(builtins, str(chain[0].argval), None))
+    for attribute in chain[1:]:
+        manager = getattr(manager, str(attribute.argval), None)
+    return any(manager is known for known in TRANSPARENT_MANAGERS)
+
+
+def _ends_statement(instruction: Any) -> bool:
+    name = instruction.opname
+    return name in ("POP_TOP", "RESUME", "NOP", "SETUP_WITH") or name.startswith(("STORE_", "POP_JUMP", "JUMP"))

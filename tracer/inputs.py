@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from tensorflow.core.framework import types_pb2
-from tensorflow.python.framework import composite_tensor, dtypes, ops
-from tensorflow.python.ops.resource_variable_ops import is_resource_variable
+import tensorflow as tf
 
 from tracer.lazy import LazyTensor
 from tracer.op import Const, Signature
+from tracer.private import CompositeTensor, EagerTensor, is_resource_variable, types_pb2
 from tracer.spec import INTEGERS, Spec, intern_spec
 
-EagerTensor = ops.EagerTensor
 PLAIN = (int, float, bool, complex, str, bytes, type(None), np.generic, np.ndarray)
 
 # Their output's shape depends on the value of inputs that are no integers.
@@ -44,13 +42,13 @@ def settle(signature: Signature, args: tuple[Any, ...]) -> tuple[Any, ...]:
             if isinstance(value, (list, tuple)) and not all(_is_settled(v) for v in value):
                 settled = settled or list(args)
                 settled[i] = [
-                    v if _is_settled(v) else ops.convert_to_tensor(v, dtype=input_enum(signature, i, args, v))
+                    v if _is_settled(v) else tf.convert_to_tensor(v, dtype=input_enum(signature, i, args, v))
                     for v in value
                 ]
         elif not _is_settled(value):
             settled = settled or list(args)
             try:
-                settled[i] = ops.convert_to_tensor(value, dtype=input_enum(signature, i, args, value))
+                settled[i] = tf.convert_to_tensor(value, dtype=input_enum(signature, i, args, value))
             except (TypeError, ValueError, Unsupported):
                 continue  # TensorFlow says what is wrong with it
     return args if settled is None else tuple(settled)
@@ -63,7 +61,7 @@ def _is_settled(value: Any) -> bool:
     if isinstance(value, PLAIN):
         return True
     # A variable counts as composite too; TensorFlow would read it out of sight.
-    return isinstance(value, composite_tensor.CompositeTensor) and not is_resource_variable(value)
+    return isinstance(value, CompositeTensor) and not is_resource_variable(value)
 
 
 def input_enum(signature: Signature, i: int, args: tuple[Any, ...], value: Any) -> int | None:
@@ -108,7 +106,7 @@ def _is_integer(value: Any) -> bool:
 def _natural_enum(value: Any) -> int:
     kind = np.asarray(value)
     if isinstance(value, (np.ndarray, np.generic)):
-        return int(dtypes.as_dtype(kind.dtype).as_datatype_enum)
+        return int(tf.dtypes.as_dtype(kind.dtype).as_datatype_enum)
     return {
         "b": types_pb2.DT_BOOL, "i": types_pb2.DT_INT32, "f": types_pb2.DT_FLOAT, "c": types_pb2.DT_COMPLEX128,
     }.get(kind.dtype.kind, types_pb2.DT_STRING)  # fmt: skip

@@ -22,12 +22,11 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from tensorflow.python import pywrap_tfe
-from tensorflow.python.eager import context, record
-from tensorflow.python.framework import constant_op, ops
+import tensorflow as tf
 
 from tracer.lazy import LazyTensor, has_lazy, unwrap
 from tracer.op import complete_attrs, signature_of
+from tracer.private import EagerTensor, constant_op, context, ops, pywrap_tfe, record
 
 fast_execute = pywrap_tfe.TFE_Py_FastPathExecute
 execute = pywrap_tfe.TFE_Py_Execute
@@ -140,7 +139,7 @@ def run_fast(op: str, name: Any, args: tuple[Any, ...]) -> Any:
 
 
 def _tensor(value: Any, real: Any) -> Any:
-    return value if isinstance(value, ops.EagerTensor) else ops.convert_to_tensor(real)
+    return value if isinstance(value, EagerTensor) else tf.convert_to_tensor(real)
 
 
 def record_on_tapes(op: str, attrs: tuple[Any, ...], inputs: list[Any], outputs: list[Any]) -> None:
@@ -187,7 +186,7 @@ def template_of(result: Any) -> Any:
 
 def _constant_hook(value: Any, ctx: Any, dtype: Any = None) -> Any:
     handler = _thread.handler
-    if handler is not None and not isinstance(value, ops.EagerTensor):
+    if handler is not None and not isinstance(value, EagerTensor):
         return handler.constant(value, dtype)
     return _convert_to_eager_tensor(value, ctx, dtype)
 

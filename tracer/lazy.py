@@ -11,14 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from tensorflow.python import pywrap_tfe
-from tensorflow.python.eager import context
-from tensorflow.python.framework import ops
-
 from tracer.buffer import export_buffer_of
 from tracer.op import Const
+from tracer.private import EagerTensor, context, ops, pywrap_tfe
 from tracer.spec import Spec
-
 
 _TYPE_NAME = "'tensorflow.python.framework.ops.EagerTensor'"  # as the C++ type calls itself in messages
 
@@ -44,10 +40,15 @@ class LazyTensor(ops._EagerTensorBase):
     """
 
     __slots__ = ("_key", "_out", "_run", "_uid", "_value")
+    _key: int
+    _out: Output
+    _run: Any
+    _uid: int
+    _value: Any
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        return ops.EagerTensor
+        return EagerTensor
 
     def resolve(self) -> Any:
         """Returns the eager tensor, launching what it takes to have it."""
@@ -71,7 +72,7 @@ class LazyTensor(ops._EagerTensorBase):
     @property
     def _id(self) -> int:
         try:
-            return self._uid  # type: ignore[has-type,no-any-return]
+            return self._uid
         except AttributeError:
             self._uid = pywrap_tfe.TFE_Py_UID()
             return self._uid
@@ -144,7 +145,7 @@ class LazyTensor(ops._EagerTensorBase):
 
 
 # Error messages name the type.
-LazyTensor.__name__ = ops.EagerTensor.__name__
+LazyTensor.__name__ = EagerTensor.__name__
 export_buffer_of(LazyTensor, "resolve")
 
 # A lazy tensor has no class-level value for a slot: `new_lazy` fills all of them.
@@ -165,7 +166,7 @@ def eager_constant(value: Any, spec: Spec) -> Any:
     """Returns an eager tensor with this value, on the device in scope."""
     ctx = context.context()
     ctx.ensure_initialized()
-    return ops.EagerTensor(value.copy(), ctx.device_name, spec.enum)  # it would share the array's memory
+    return EagerTensor(value.copy(), ctx.device_name, spec.enum)  # it would share the array's memory
 
 
 def unwrap(value: Any) -> Any:

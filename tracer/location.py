@@ -105,7 +105,7 @@ def call_stack() -> tuple[tuple[Frame, ...], bool]:
             if known is None:
                 name = getattr(code, "co_qualname", code.co_name)
                 place = Frame(code.co_filename, name, frame.f_lineno or 0, frame.f_lasti)
-                known = _frames[key] = (place, is_guarded(code, frame.f_lasti))
+                known = _frames[key] = (place, is_guarded(code, frame.f_lasti, frame.f_globals))
             stack.append(known[0])
             guarded = guarded or known[1]
         elif id(code) in _entries:

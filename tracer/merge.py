@@ -9,6 +9,7 @@ from tracer.rebuild import infer_outputs
 from tracer.spec import RESOURCE, STRING, VARIANT, Spec
 from tracer.trace import Trace
 
+
 def merge(graph: TraceGraph, trace: Trace) -> None:
     """Adds a trace's op calls to the graph: known places gain variants, new ones become nodes."""
     before = trace.start or graph.entry
@@ -17,7 +18,7 @@ def merge(graph: TraceGraph, trace: Trace) -> None:
         if node is None:
             node = _new_node(graph, call)
         graph.link(before, node)
-        if node.host is None:
+        if node.host is None and call.host is None:
             add_variant(node, call)
         for known, source in zip(node.inputs, call.sources, strict=False):
             known.add(source)

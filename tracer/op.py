@@ -6,9 +6,10 @@ import functools
 from typing import Any, NamedTuple
 
 import numpy as np
-from tensorflow.python.framework import dtypes, op_def_registry, tensor_shape
+import tensorflow as tf
 
 from tracer.location import Location
+from tracer.private import op_def_registry
 from tracer.spec import Spec
 
 
@@ -80,7 +81,7 @@ def freeze(value: Any) -> Any:
         return (kind, value.dtype.str, value.shape, value.tobytes())
     if isinstance(value, np.generic):
         return (kind, value.dtype.str, value.tobytes())
-    if isinstance(value, (dtypes.DType, tensor_shape.TensorShape)):
+    if isinstance(value, (tf.DType, tf.TensorShape)):
         return (kind, repr(value))
     raise TypeError(f"a value of type {kind.__name__} cannot be compared by value")
 

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorflow.core.framework import tensor_shape_pb2
-from tensorflow.python.framework import cpp_shape_inference_pb2, func_graph, op_def_library, ops
-from tensorflow.python.ops import array_ops, handle_data_util
+import tensorflow as tf
 
 from tracer.intercept import handling
 from tracer.op import Const, Signature, freeze, signature_of
+from tracer.private import cpp_shape_inference_pb2, func_graph, handle_data_util, op_def_library, ops, tensor_shape_pb2
 from tracer.spec import RESOURCE, VARIANT, Spec, intern_spec
 
 
 def placeholder(spec: Spec) -> Any:
     """Returns a placeholder of the default graph with this spec, for a resource with what is behind it."""
-    tensor = array_ops.placeholder(spec.dtype, spec.shape)
+    tensor = tf.compat.v1.placeholder(spec.dtype, spec.shape)
     if spec.handle is not None and (spec.enum == RESOURCE or spec.enum == VARIANT):
         data = cpp_shape_inference_pb2.CppShapeInferenceResult.HandleData(is_set=True)
         for enum, shape in spec.handle:

@@ -6,8 +6,6 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
-from tensorflow.python.eager import core
-from tensorflow.python.framework import ops
 
 from tracer import intercept
 from tracer.graph import is_variable_op
@@ -15,12 +13,14 @@ from tracer.inputs import MAX_CONSTANT, Unsupported, foldable, part_of, python_s
 from tracer.lazy import LazyTensor
 from tracer.location import Location, call_stack
 from tracer.op import Const, OpCall, plain_name, signature_of
+from tracer.private import EagerTensor, core
 from tracer.spec import spec_of
 from tracer.trace import Trace
 
 # Issued by finalizers, whenever Python collects garbage: no part of what the program does.
 FINALIZERS = frozenset(
-    {"DestroyResourceOp", "DeleteIterator", "DeleteMultiDeviceIterator", "DeleteMemoryCache", "DeleteRandomSeedGenerator"}
+    {"DestroyResourceOp", "DeleteIterator", "DeleteMultiDeviceIterator", "DeleteMemoryCache",
+     "DeleteRandomSeedGenerator"}
 )  # fmt: skip
 
 
@@ -109,9 +109,8 @@ class Recorder:
         values = tuple(Const(np.asarray(t._numpy_internal())) if folds else None for t in flat)
         for i, (tensor, value) in enumerate(zip(flat, values, strict=True)):
             self.known[tensor._id] = (f"{op}:{i}", value)
-        call = OpCall(
-            op, entry, name, attrs, parts, tuple(sources), specs, values, intercept.template_of(result), location, guarded
-        )
+        template = intercept.template_of(result)
+        call = OpCall(op, entry, name, attrs, parts, tuple(sources), specs, values, template, location, guarded)
         # Forward accumulators issue operations from within one: those come after it.
         self.trace.calls.insert(at, call)
 
@@ -120,7 +119,7 @@ class Recorder:
         if kind is LazyTensor:
             source, const = (value._out.node.op if value._out.node else "constant"), value._out.const
             part = part_of(const, value._out.spec, op)
-        elif kind is ops.EagerTensor:
+        elif kind is EagerTensor:
             known = self.known.get(value._id)
             source, const = known if known is not None else ("feed", shape_like(value))
             part = part_of(const, spec_of(value), op)

@@ -88,9 +88,7 @@ def _by_numbers(path: str) -> list[int]:
 
 
 def _location(location: Location, files: dict[str, str]) -> str:
-    frames = " < ".join(
-        f"{files[f.file]}:{f.line} in {word(f.function)} +{f.offset}" for f in location.frames
-    )
+    frames = " < ".join(f"{files[f.file]}:{f.line} in {word(f.function)} +{f.offset}" for f in location.frames)
     iteration = f", iteration {location.iteration}" if location.iteration else ""
     return (frames or "outside") + iteration
 
@@ -166,12 +164,13 @@ class _Parser:
         if not graph.nodes:
             raise self.line.fail("'node 0'")
         graph.entry = graph.nodes[0]
+        if not self.line.accept("exits"):
+            raise self.line.fail(f"'node {len(graph.nodes)}' or 'exits'")
         for node, numbers, line in edges:
             for number in numbers:
                 if not 0 <= number < len(graph.nodes):
                     raise line.fail(f"numbers of nodes, which {number} is not,")
                 graph.link(node, graph.nodes[number])
-        self.line.take("exits")
         graph.exits.update(self.line.sequence(self.line.integer) if self.line.accept(" ") else ())
         if not all(0 <= number < len(graph.nodes) for number in graph.exits):
             raise self.line.fail("numbers of nodes")

@@ -8,8 +8,9 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from tensorflow.core.framework import types_pb2
-from tensorflow.python.framework import dtypes, tensor_shape
+import tensorflow as tf
+
+from tracer.private import types_pb2
 
 RESOURCE = types_pb2.DT_RESOURCE
 VARIANT = types_pb2.DT_VARIANT
@@ -31,8 +32,8 @@ class Spec:
         self.enum = enum
         self.shape = shape
         self.handle = handle
-        self.dtype = dtypes.as_dtype(enum)
-        self.tensor_shape = tensor_shape.TensorShape(shape)
+        self.dtype = tf.dtypes.as_dtype(enum)
+        self.tensor_shape = tf.TensorShape(shape)
 
     def __repr__(self) -> str:
         held = "" if self.handle is None else "<" + " ".join(_behind(*h) for h in self.handle) + ">"
@@ -47,7 +48,7 @@ def _dims(shape: tuple[int, ...] | None) -> str:
 
 
 def _behind(enum: int, shape: tuple[int, ...] | None) -> str:
-    return f"{dtypes.as_dtype(enum).name}{_dims(shape)}"
+    return f"{tf.dtypes.as_dtype(enum).name}{_dims(shape)}"
 
 
 _interned: weakref.WeakValueDictionary[Any, Spec] = weakref.WeakValueDictionary()
@@ -76,5 +77,5 @@ def describe_handle(tensor: Any) -> tuple[tuple[int, tuple[int, ...] | None], ..
 def spec_of(tensor: Any) -> Spec:
     """Returns the spec of an eager or lazy tensor."""
     enum = tensor._datatype_enum()
-    handle = describe_handle(tensor) if enum == RESOURCE or enum == VARIANT else None
+    handle = describe_handle(tensor) if enum in (RESOURCE, VARIANT) else None
     return intern_spec(enum, tensor._shape_tuple(), handle)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorflow.python.framework import ops
-
 from tracer.graph import CONST, LIST, Node
 from tracer.inputs import Unsupported, part_of, python_spec, small
 from tracer.intercept import make_constant
 from tracer.lazy import LazyTensor
 from tracer.op import Const, Signature
+from tracer.private import EagerTensor
 from tracer.spec import RESOURCE, Spec, spec_of
-
-EagerTensor = ops.EagerTensor
 
 
 class Wiring:

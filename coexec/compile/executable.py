@@ -11,15 +11,10 @@ import itertools
 import weakref
 from typing import Any
 
-from tensorflow.core.framework import attr_value_pb2
-from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
-from tensorflow.python.client import pywrap_tf_session
-from tensorflow.python.eager import context
-from tensorflow.python.framework import func_graph
-
 from coexec.lowering.emit import Emitter
 from coexec.lowering.plan import Plan
 from tracer.intercept import execute
+from tracer.private import attr_value_pb2, config_pb2, context, func_graph, pywrap_tf_session, rewriter_config_pb2
 
 _names = itertools.count()
 
@@ -52,7 +47,7 @@ class Executable:
         self.launches += 1
         if self.checked and not results.pop():
             return None
-        return results  # type: ignore[no-any-return]
+        return results
 
     def release(self) -> None:
         """Removes the function from TensorFlow's runtime."""

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import func_graph
 
 from coexec.lowering.failures import can_fail, check
 from coexec.lowering.plan import CHECKED, Plan
 from tracer.graph import LIST, Step
-from tracer.rebuild import apply, grouped, placeholder
 from tracer.op import signature_of
+from tracer.private import func_graph, gen_xla_ops
+from tracer.rebuild import apply, grouped, placeholder
 from tracer.spec import RESOURCE
 
 _ADD = {"AssignAddVariableOp": tf.add, "AssignSubVariableOp": tf.subtract}
@@ -27,6 +28,20 @@ _SCATTER = {
     "ResourceScatterMin": tf.tensor_scatter_nd_min,
     "ResourceScatterMax": tf.tensor_scatter_nd_max,
 }
+
+# XLA takes x + 0.0 for x, and turns a negative zero's sign around with that.
+_ADDITIONS = frozenset({"Add", "AddV2", "Sub"})
+
+
+def _is_zero(value: Any) -> bool:
+    if isinstance(value, tf.Tensor) or np.asarray(value).dtype.kind not in "fc":
+        return False
+    return not np.any(value)
+
+
+def _kept(value: Any, dtype: Any) -> Any:
+    """Returns a constant that the compiler does not look into."""
+    return gen_xla_ops.xla_optimization_barrier([tf.convert_to_tensor(value, dtype)])[0]
 
 
 class Emitter:
@@ -79,6 +94,8 @@ class Emitter:
         else:
             if op in CHECKED or (can_fail(op) and can_fail(op, step.outputs[0].spec.dtype)):
                 self._check(step, op, inputs)
+            if self.checks and op in _ADDITIONS:
+                inputs = [_kept(i, step.outputs[0].spec.dtype) if _is_zero(i) else i for i in inputs]
             outputs = apply(op, step.node.entry, step.node.attrs, inputs)
             if not self.checks and can_fail(op):
                 self.failing.extend(outputs)
@@ -134,7 +151,7 @@ class Emitter:
 
     def _variable_op(self, step: Step, op: str, k: int, inputs: list[Any]) -> list[Any]:
         handle = self.plan.feeds[k].handle
-        assert handle is not None and step.node is not None
+        assert handle is not None
         if op == "ReadVariableOp":
             return [self._current(k)]
         if op == "AssignVariableOp":

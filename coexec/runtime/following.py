@@ -12,12 +12,12 @@ import weakref
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from coexec.events import Kind, Ledger
 from coexec.lowering.failures import can_fail
 from coexec.options import Divergence, Options
 from coexec.runtime.segments import Segments
-from tensorflow.python.framework import ops
 from tracer import intercept
 from tracer.cursor import Cursor, Mismatch
 from tracer.errors import FailedTensor
@@ -26,6 +26,7 @@ from tracer.inputs import MAX_CONSTANT, python_spec, settle, small
 from tracer.intercept import tape_is_empty
 from tracer.lazy import LazyTensor, Output, new_lazy
 from tracer.op import Const, complete_attrs, freeze, plain_name, signature_of
+from tracer.private import EagerTensor, ops
 from tracer.recorder import FINALIZERS, Recorder
 from tracer.spec import spec_of
 from tracer.trace import Trace
@@ -63,6 +64,7 @@ class Following:
         self.options = options
         self.cursor = Cursor(graph)
         self.values: list[LazyTensor] = []  # the tensors of the running segment
+        self.constants: list[LazyTensor] = []  # those that were made of Python values
         self.lock = threading.RLock()
         self.events = 0
         self.forced = forced_event
@@ -175,9 +177,11 @@ class Following:
             key = (freeze(value), dtype)
             out = _constants.get(key)
         except TypeError:  # a list of the user's own type, say: known by what it becomes
-            key = out = None
+            key, out = None, None
         if out is not None:
-            return new_lazy(out, -1, self)
+            lazy = new_lazy(out, -1, self)
+            self.constants.append(lazy)
+            return lazy
         tensor = intercept.make_constant(value, dtype)
         if not tensor.dtype.is_numpy_compatible or tensor._num_elements() * 8 > MAX_CONSTANT:
             return tensor
@@ -188,6 +192,7 @@ class Following:
             _constants[key] = out
         lazy = new_lazy(out, -1, self)
         lazy._value = tensor
+        self.constants.append(lazy)
         return lazy
 
     def opened(self, tape: Any) -> None:
@@ -218,11 +223,11 @@ class Following:
         for i in range(step.arity):
             value = args[i]
             if i in step.lists:
-                value = [v if isinstance(v, ops.EagerTensor) else ops.convert_to_tensor(v) for v in value]
+                value = [v if isinstance(v, EagerTensor) else tf.convert_to_tensor(v) for v in value]
                 flat.extend(value)
                 kinds.append(tuple(v._datatype_enum() for v in value))
                 continue
-            if not isinstance(value, ops.EagerTensor):
+            if not isinstance(value, EagerTensor):
                 signature = signature_of(op)
                 assert signature is not None
                 value = self.constant(value, python_spec(signature, i, args, value).dtype)
@@ -257,7 +262,8 @@ class Following:
 
     def _cut_for(self, step: Step, op: str) -> None:
         """Ends the segment before an operation that runs on its own, and goes on behind it."""
-        assert step.parent is not None and step.node is not None
+        assert step.parent is not None
+        assert step.node is not None
         if step.parent.parent is not None:
             self.ledger.cause(Kind.CUT, f"{op} runs on its own: {step.node.host}", step.node.location)
             self._carry_out(step.parent)
@@ -270,7 +276,8 @@ class Following:
     def _carry_out(self, last: Step) -> None:
         values, feeds = self.values, self.cursor.externals
         self.values = []
-        alive = [i for i in _referenced(values, _UNREFERENCED) if values[i]._out.const is None]
+        held = _referenced(values, _UNREFERENCED)
+        alive = [i for i in held if values[i]._out.const is None]
         try:
             self.segments.run(last, feeds, values, alive)
         except BaseException as error:
@@ -281,8 +288,14 @@ class Following:
                 self.cursor.cut()
                 self._record_from_here()
             raise
-        for i in alive:
-            self.survivors.append(weakref.ref(values[i]))
+        self.survivors += [weakref.ref(values[i]) for i in held]
+
+    def outliving(self) -> list[LazyTensor]:
+        """Returns the lazy tensors of this call that somebody still holds."""
+        constants = self.constants
+        self.constants = []
+        held = [reference() for reference in self.survivors]
+        return [v for v in held if v is not None] + [constants[i] for i in _referenced(constants, _UNREFERENCED)]
 
     # Divergence.
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorflow.python.eager import context, core, record
-
 from tracer.graph import LIST, Step
 from tracer.intercept import fast_execute, flat_outputs, handling, make_constant, run_execute
 from tracer.lazy import eager_constant
+from tracer.private import context, core, record
 
 
 def replay(steps: list[Step], feeds: list[Any], values: list[Any]) -> None:
@@ -20,7 +19,9 @@ def replay(steps: list[Step], feeds: list[Any], values: list[Any]) -> None:
     real: list[Any] = [None] * len(values)
     with handling(None), record.stop_recording():
         for step in steps:
-            assert step.op is not None and step.node is not None and step.variant is not None
+            assert step.op is not None
+            assert step.node is not None
+            assert step.variant is not None
             if step.variant.folded:
                 for n, out in enumerate(step.outputs):
                     assert out.const is not None

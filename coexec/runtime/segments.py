@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from tensorflow.python.framework import config
+import tensorflow as tf
 
 from coexec.compile.executable import Executable
 from coexec.events import Kind, Ledger
@@ -110,7 +110,7 @@ class Segments:
 
     def _emit(self, compiled: Compiled, last: Step, backend: str | None) -> Executable | None:
         location = last.node.location if last.node else ""
-        plan = make_plan(last, tuple(sorted(compiled.wanted)), not config.list_physical_devices("GPU"))
+        plan = make_plan(last, tuple(sorted(compiled.wanted)), not tf.config.list_physical_devices("GPU"))
         if plan.live < MIN_OPS and self.options.jit_compile is not True:
             compiled.refused = True
             return None

@@ -140,7 +140,8 @@ def array_changed_in_place(function):
 
     @function
     def step(x):
-        y = x * array
+        # No gradient through this product: eagerly, a tape's view of the array would change with it.
+        y = tf.stop_gradient(x) * array
         made = tf.constant(array)
         array[1] += 1.0
         z = tf.add(array, x)

@@ -6,6 +6,7 @@ import functools
 import io
 import logging
 import os
+import pathlib
 import random
 import sys
 import tempfile
@@ -127,7 +128,7 @@ def files(function):
             lines = file.read().split()
         return y + len(lines), lines[-1]
 
-    return Instance(step, each(lambda i: args(integers(i, dtype="float32"))), lambda: open(path).read())
+    return Instance(step, each(lambda i: args(integers(i, dtype="float32"))), lambda: pathlib.Path(path).read_text())
 
 
 @program()

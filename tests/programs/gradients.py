@@ -4,8 +4,11 @@ import tensorflow as tf
 
 from tests.programs import Instance, args, each, program, signed, vector
 
+# XLA's tanh differs from the kernel's in the last places, and a gradient takes it from one where it saturates.
+SATURATED = {"atol": 3e-5}
 
-@program()
+
+@program(**SATURATED)
 def tape_inside(function):
     "A training step by hand: loss, gradient, update."
     weight = tf.Variable(vector(100, 3, 2))
@@ -23,7 +26,7 @@ def tape_inside(function):
     return Instance(step, each(lambda i: args(vector(i, 4, 3), vector(i + 20, 4, 2))), lambda: (weight, bias))
 
 
-@program()
+@program(**SATURATED)
 def two_tapes(function):
     "Two tapes see the same operations and answer for different targets."
     generator, critic = tf.Variable([1.0, 2.0, 0.5, 0.25]), tf.Variable([0.5, -1.0, 1.0, 2.0])
@@ -273,7 +276,7 @@ def watched_constants(function):
     return Instance(step, each(lambda i: args(vector(i))))
 
 
-@program()
+@program(**SATURATED)
 def variables_in_a_list(function):
     "Variables of a list, a dict and an object, with one that the loss does not use."
     layers = [{"w": tf.Variable(vector(n, 4, 4)), "b": tf.Variable(tf.zeros(4))} for n in range(3)]
@@ -370,7 +373,7 @@ def tape_across_calls(function):
     return Instance(step, each(lambda i: args(vector(i))))
 
 
-@program()
+@program(**SATURATED)
 def tape_outside(function):
     "The caller's tape is open around a decorated part, and its gradient goes through."
     weight = tf.Variable([1.0, 2.0, 3.0, 4.0])
@@ -413,7 +416,7 @@ def tapes_inside_and_outside(function):
     return Instance(step, each(lambda i: args(vector(i))), function=penalised)
 
 
-@program()
+@program(**SATURATED)
 def asked_after_the_call(function):
     "A tape that a step returns, or leaves in a list, is asked by the caller."
     weight = tf.Variable([1.0, 2.0, 3.0, 4.0])

@@ -9,6 +9,7 @@ import io
 import json
 import math
 import os
+import pathlib
 import pickle
 import statistics
 import tempfile
@@ -490,7 +491,7 @@ def tf_print(function):
         return v, tf.strings.format("{} and {}", (y, v))
 
     def state():
-        return open(path).read() if os.path.exists(path) else ""
+        return pathlib.Path(path).read_text() if os.path.exists(path) else ""
 
     return Instance(step, each(lambda i: args(whole_vector(i))), state)
 

@@ -135,17 +135,18 @@ def graph_with(value=None, attrs=None):
 
 
 VALUES = [
-    None, True, False, 0, 1, -7, 2**70, 0.0, -0.0, 1.5, 1e300, 1e-7, float("inf"), float("-inf"), float("nan"),
-    complex(-0.0, float("nan")), "", "it's", 'say "x"',
-    "a\nb\r\x85\u2028\ud800\U0001f600 \\ end", b"", b"\x00\xff'\"\n", [], (), (1,), [1, [2.0, (True, None)], "x"], tf.float32, tf.bfloat16, tf.string,
-    tf.resource, tf.TensorShape(None), tf.TensorShape([]), tf.TensorShape([2, None]), np.float32(0.1), np.float64(-0.0),
-    np.bool_(True), np.int64(3), np.longlong(3), np.str_("x"), np.bytes_(b"x"), np.complex64(1 - 2j),
-    np.float16(np.nan), np.array(3), np.array([]), np.zeros([2, 0, 3], np.int8), np.arange(6).reshape(2, 3),
-    np.arange(6).reshape(2, 3).T, np.array([0.0, -0.0, np.nan]), np.array([b"a", "b", None], object),
-    np.array(b"a", object), np.array(["a", "bcd"]), np.array([1], ">i4"), np.array([True, False]),
+    None, True, False, 0, 1, -7, 2**70, 0.0, -0.0, 1.5, 1e300, 1e-7, float("inf"), float("-inf"),
+    float("nan"), complex(-0.0, float("nan")), "", "it's", 'say "x"',
+    "a\nb\r\x85\u2028\ud800\U0001f600 \\ end", b"", b"\x00\xff'\"\n", [], (), (1,),
+    [1, [2.0, (True, None)], "x"], tf.float32, tf.bfloat16, tf.string, tf.resource, tf.TensorShape(None),
+    tf.TensorShape([]), tf.TensorShape([2, None]), np.float32(0.1), np.float64(-0.0), np.bool_(True),
+    np.int64(3), np.longlong(3), np.str_("x"), np.bytes_(b"x"), np.complex64(1 - 2j), np.float16(np.nan),
+    np.array(3), np.array([]), np.zeros([2, 0, 3], np.int8), np.arange(6).reshape(2, 3),
+    np.arange(6).reshape(2, 3).T, np.array([0.0, -0.0, np.nan]),
+    np.array([0x7FC00001], np.uint32).view(np.float32), np.array([1], ">i4"), np.array([True, False]),
+    np.array([b"a", "b", None], object), np.array(b"a", object), np.array(["a", "bcd"]),
     np.array([1.5], ml_dtypes.bfloat16), np.array([1.5], ml_dtypes.float8_e4m3fn),
-    np.array([0x7FC00001], np.uint32).view(np.float32), np.array(["2020-01-01"], "datetime64[D]"),
-    np.array([1, 2], "timedelta64[ns]"),
+    np.array(["2020-01-01"], "datetime64[D]"), np.array([1, 2], "timedelta64[ns]"),
 ]  # fmt: skip
 
 
@@ -167,9 +168,7 @@ class Tagged(np.ndarray):
     """An array of the user's own type."""
 
 
-@pytest.mark.parametrize(
-    "value", [len, object(), [1, print], np.zeros(2).view(Tagged), np.zeros(1, "i4,f8")], ids=type
-)
+@pytest.mark.parametrize("value", [len, object(), [1, print], np.zeros(2).view(Tagged), np.zeros(1, "i4,f8")], ids=type)
 def test_what_text_cannot_hold_prints_the_same_again(value):
     text = show(graph_with(value))
     assert "opaque(" in text
@@ -244,7 +243,7 @@ def test_garbled_text_gives_a_parse_error_or_another_graph(at):
             back = parse(text)
         except ParseError as error:
             number = int(re.match(r"line (\d+), column \d+: expected .+ in ", str(error))[1])
-            assert abs(number - 1 - TEXT[:at].count("\n")) <= TEXT.count("\n")
+            assert number - 1 >= TEXT[:at].count("\n"), "what comes before is as it was"
         else:
             assert show(back) != TEXT or text == TEXT
             assert show(parse(show(back))) == show(back)
@@ -299,7 +298,7 @@ end"""
             "line 6, column 9: expected numbers of nodes, which 2 is not, in '  next 2'",
         ),
         ("exits 1", "exits 2", "line 11, column 8: expected numbers of nodes in 'exits 2'"),
-        ("exits 1", "leaves 1", "line 11, column 1: expected 'exits' in 'leaves 1'"),
+        ("exits 1", "leaves 1", "line 11, column 1: expected 'node 2' or 'exits' in 'leaves 1'"),
         ("end", "end\nnode", "line 13, column 1: expected nothing behind 'end' in 'node'"),
         ("exits 1", "node 2: Relu(a=1) fast\n  at f0:3 in f +10\nexits 1", "another place than node 1"),
         (
