@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-import weakref
+import sys
+import types
 from collections.abc import Callable
 from typing import Any, Literal, overload
 
-import tensorflow as tf
-
+from coexec.arguments import with_signature
 from coexec.controller import Controller
 from coexec.events import Stats
 from coexec.options import Options
@@ -22,23 +22,27 @@ class Function:
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         if not callable(function):
             raise TypeError(f"coexec.function takes a callable, not {function!r}")
+        functools.update_wrapper(self, function)
         self._function = function
         self._options = options
         name = options.name or getattr(function, "__qualname__", None) or type(function).__name__
-        self._controller = Controller(_with_signature(function, options.input_signature), options, name)
+        self._controller = Controller(with_signature(function, options.input_signature), options, name)
         self._transparent = inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function)
-        self._bound: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        functools.update_wrapper(self, function, updated=())
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if self._transparent:  # the body runs later, outside of this call
             return self._function(*args, **kwargs)
         return self._controller.call(args, kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        if instance is None:
-            return self
-        return BoundFunction(self, instance)
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __reduce__(self) -> Any:
+        found: Any = sys.modules.get(getattr(self._function, "__module__", ""))
+        name = getattr(self._function, "__qualname__", "")
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return name if found is self else (Function, (self._function, self._options))
 
     @property
     def python_function(self) -> Callable[..., Any]:
@@ -69,46 +73,6 @@ class Function:
 
     def __repr__(self) -> str:
         return f"<coexec.function {self._controller.name}>"
-
-
-class BoundFunction:
-    """A decorated method of one instance; all instances share what their class has learnt."""
-
-    __slots__ = ("__self__", "__weakref__", "_bound")
-
-    def __init__(self, bound: Function, instance: Any) -> None:
-        self._bound = bound
-        self.__self__ = instance
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._bound(self.__self__, *args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._bound, name)
-
-    def __repr__(self) -> str:
-        return f"<bound {self._bound!r} of {self.__self__!r}>"
-
-
-def _with_signature(function: Callable[..., Any], signature: Any) -> Callable[..., Any]:
-    """Returns `function` with its positional arguments converted and checked as `tf.function` does."""
-    if signature is None:
-        return function
-    specs = tuple(signature)
-
-    def converted(*args: Any) -> Any:
-        if len(args) != len(specs):
-            raise TypeError(f"{function!r} takes {len(specs)} arguments by its input_signature, got {len(args)}")
-        return function(*[tf.nest.map_structure(_convert, s, a) for s, a in zip(specs, args, strict=True)])
-
-    return converted
-
-
-def _convert(spec: Any, value: Any) -> Any:
-    tensor = tf.convert_to_tensor(value, dtype=spec.dtype) if isinstance(spec, tf.TensorSpec) else value
-    if not spec.is_compatible_with(tensor):
-        raise TypeError(f"the argument {value!r} does not match {spec!r} of the input_signature")
-    return tensor
 
 
 @overload

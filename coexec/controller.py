@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import tensorflow as tf
+
 from coexec.events import Kind, Ledger
 from coexec.options import Options
 from coexec.runtime.following import Following
+from coexec.runtime.results import hand_out
 from coexec.runtime.segments import Segments
 from tracer import intercept
 from tracer.graph import TraceGraph
-from tracer.lazy import LazyTensor
 from tracer.location import mark_entry
 from tracer.merge import merge
 from tracer.private import context
@@ -21,11 +22,14 @@ from tracer.recorder import Recorder
 from tracer.trace import Trace
 
 # After this many calls in a row that met something new, following pauses for twice as long each time.
-PATIENCE = 3
+PATIENCE = 8
 MAX_PAUSE = 256
 
 # A call in which more than one operation in this many came in a new way cost more than it gained.
 SLOW_SHARE = 4
+
+# Nodes and steps of one function; a function that never stops growing starts anew.
+MAX_SIZE = 50_000
 
 
 class Controller:
@@ -48,13 +52,13 @@ class Controller:
         """Calls the function once, in one of three ways; nothing but the speed depends on which."""
         ctx = context.context()
         if intercept.current_handler() is not None or not ctx.executing_eagerly() or ctx.op_callbacks:
-            # Part of a call that is followed already, or of a graph being traced.
-            return run(self.function, args, kwargs)
-        self.ledger.counts["calls"] += 1
-        if self._paused > 0:
-            self._paused -= 1
-            self.ledger.counts["imperative"] += 1
-            return run(self.function, args, kwargs)
+            # Part of a call that is followed already, or of a graph being traced. (Not by `run`, where locations end.)
+            return self.function(*args, **kwargs)
+        self.ledger.count("calls")
+        if self._paused > 0 or tf.config.functions_run_eagerly():
+            self._paused = max(0, self._paused - 1)
+            self.ledger.count("imperative")
+            return self.function(*args, **kwargs)
         intercept.hold()
         try:
             if len(self.graph.nodes) == 1 and not self.graph.exits:
@@ -71,49 +75,48 @@ class Controller:
             trace.finished = True
             return result
         finally:
-            self.ledger.counts["recorded"] += 1
+            self.ledger.count("recorded")
             self._learn(trace)
 
     def _follow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         following = Following(self.graph, self.segments, self.ledger, self.options)
         finished = False
         try:
-            with intercept.handling(following):
-                try:
-                    result = run(self.function, args, kwargs)
-                finally:
-                    following.flush()
+            with intercept.handling(following), following.running():
+                results = [run(self.function, args, kwargs)]
             finished = True
-            return hand_out(result, following.watched())
+            hand_out(results, following.watched())
+            return results.pop()
         finally:
             self._settle(following, finished)
 
     def _settle(self, following: Following, finished: bool) -> None:
         """Counts a followed call, learns what it recorded, and keeps the hooks for the tensors that outlive it."""
-        counts = self.ledger.counts
-        counts["ops_followed"] += len(following.cursor.nodes)
+        cursor, recorder = following.cursor, following.recorder
+        self.ledger.count("ops_followed", len(cursor.nodes))
         self.last_events = following.events
-        recorder = following.recorder
         if recorder is not None:
-            counts["diverged"] += 1
+            self.ledger.count("diverged")
             recorder.trace.finished = finished
             if following.graph is self.graph:  # and was not cleared meanwhile
                 self._learn(recorder.trace)
             self._missed()
         else:
-            counts["followed"] += 1
-            if following.cursor.adopted * SLOW_SHARE > len(following.cursor.nodes):
+            self.ledger.count("followed")
+            if cursor.adopted * SLOW_SHARE > len(cursor.nodes):
                 self._missed()
             else:
                 self._misses = 0
                 self._pause = 0
             if finished:
-                self.graph.exits.add((following.cursor.nodes or [self.graph.entry])[-1].number)
-        for lazy in following.outliving():
+                self.graph.exits.add((cursor.nodes or [self.graph.entry])[-1].number)
+        for lazy in following.close():
             intercept.keep_while_alive(lazy)
+        if self.graph.size() > MAX_SIZE:
+            self.clear()
 
     def _learn(self, trace: Trace) -> None:
-        self.ledger.counts["ops_recorded"] += len(trace.calls)
+        self.ledger.count("ops_recorded", len(trace.calls))
         with self._lock, intercept.handling(None):
             merge(self.graph, trace)
 
@@ -140,36 +143,3 @@ def run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 
 
 mark_entry(run.__code__)
-
-
-def hand_out(value: Any, watched: bool, holders: int = 3) -> Any:
-    """Returns `value` with its lazy tensors made eager; lists and dicts are changed in place.
-
-    A lazy tensor that somebody else knows too (a user's object, or a tape, where some are still `watched`) stays what
-    it is: it must be the same one there and here. `holders` is how many references to `value` the way to this
-    function accounts for.
-    """
-    kind = type(value)
-    if kind is LazyTensor:
-        if sys.getrefcount(value) > holders or (watched and value.has_id()):
-            return value
-        real = value.resolve()
-        for name, attribute in vars(value).items():
-            setattr(real, name, attribute)
-        return real
-    if kind is list or kind is dict:
-        for key in range(len(value)) if kind is list else list(value):
-            item = value[key]
-            new = hand_out(item, watched, 4)
-            if new is not item:
-                value[key] = new
-            del item, new
-        return value
-    if isinstance(value, tuple):
-        items = []
-        for item in value:
-            items.append(hand_out(item, watched, 4))
-        if all(a is b for a, b in zip(items, value, strict=True)):
-            return value
-        return kind(*items) if hasattr(value, "_fields") else kind(items)
-    return value

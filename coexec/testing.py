@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from coexec.runtime import following
+from coexec.runtime import following, segments
 
 
 @contextlib.contextmanager
@@ -18,6 +18,17 @@ def diverge_at(event: int) -> Iterator[None]:
         yield
     finally:
         following.forced_event = before
+
+
+@contextlib.contextmanager
+def compile_everything() -> Iterator[None]:
+    """Makes every segment, however small, an executable on its second visit."""
+    before = segments.thresholds
+    segments.thresholds = segments.Thresholds(visits=2, small=1, visits_of_small=2)
+    try:
+        yield
+    finally:
+        segments.thresholds = before
 
 
 def count_events(function: Any) -> int:

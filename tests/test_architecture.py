@@ -17,16 +17,17 @@ TRACER = [
     ["location"],
     ["op", "literals"],
     ["lazy"],
-    ["inputs", "intercept"],
+    ["inputs"],
+    ["intercept"],
     ["graph", "rebuild"],
-    ["trace", "derive", "wiring"],
+    ["trace", "constants", "derive", "wiring"],
     ["merge", "recorder", "cursor"],
     ["show", "check"],
 ]
 
 # The same for the parts of coexec: a package here stands for its modules, which may import each other.
 COEXEC = [
-    ["options", "events"],
+    ["options", "events", "arguments"],
     ["lowering"],
     ["compile"],
     ["runtime"],

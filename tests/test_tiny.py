@@ -5,8 +5,15 @@ import pytest
 import tensorflow as tf
 
 import coexec
+from coexec import testing
 
 X = tf.constant([[1.0, -2.0], [3.0, 4.0]])
+
+
+@pytest.fixture(autouse=True)
+def small_segments_too():
+    with testing.compile_everything():
+        yield
 
 
 def compare(function, calls, **options):

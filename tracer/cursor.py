@@ -64,9 +64,9 @@ class Cursor:
         """
         here = self.step
         step = here.hot
-        if step is None or not self._fits(step, op, inputs, attrs):
+        if step is None or not self.fits(step, op, inputs, attrs):
             for step in here.next:
-                if step is not here.hot and self._fits(step, op, inputs, attrs):
+                if step is not here.hot and self.fits(step, op, inputs, attrs):
                     here.hot = step
                     break
             else:
@@ -75,11 +75,12 @@ class Cursor:
         self.nodes.append(step.node)  # type: ignore[arg-type]
         return step
 
-    def _fits(self, step: Step, op: str, inputs: tuple[Any, ...], attrs: tuple[Any, ...] | None) -> bool:
+    def fits(self, step: Step, op: str, inputs: tuple[Any, ...], attrs: tuple[Any, ...] | None) -> bool:
+        """Returns whether an operation is this step, and notes the feeds that it adds if so."""
         if step.op != op or (step.checked and step.frames != call_stack()[0]):
             return False
         if step.host:
-            return True
+            return step.node.entry == ("fast" if attrs is None else "execute")  # type: ignore[union-attr]
         if attrs is None:
             attrs = inputs[step.arity :]
         if attrs != step.attrs or (step.exact and repr(attrs) != repr(step.attrs)):
@@ -94,7 +95,9 @@ class Cursor:
                 if not self._feed(value, -1 - want, step):
                     break
         else:
-            if self._consts_fit(step.consts, inputs) and (not step.lists or self._lists_fit(step, inputs)):
+            if (not step.consts or self._consts_fit(step.consts, inputs)) and (
+                not step.lists or self._lists_fit(step, inputs)
+            ):
                 return True
         if len(self.externals) > mark:
             for real in self.externals[mark:]:
@@ -180,6 +183,12 @@ class Cursor:
         self.handles = set()
         self.step = step.node.start_after()
 
+    def close(self) -> None:
+        """Lets go of the call's tensors; nothing is followed any more."""
+        self.externals, self.handles, self.nodes = [], set(), []
+        self.made.clear()
+        self._counts.clear()
+
     # The slow path.
 
     def counts(self) -> Counter[Any]:
@@ -246,6 +255,7 @@ class Cursor:
         here = self.step
         self.graph.link(self.nodes[-1] if self.nodes else self.graph.entry, node)
         here.add(step, MAX_STEPS)
+        self.graph.steps += 1
         self.step = step
         self.nodes.append(node)
         return step

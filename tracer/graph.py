@@ -11,6 +11,7 @@ before a cut share their steps after it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,9 @@ CONST = -(1 << 40)  # slot of an input that is a constant
 LIST = CONST - 1  # slot of an input that is a list
 
 MAX_HANDLES = 4096
+
+# A place whose attributes have had this many values runs its operation on its own from then on.
+MAX_ATTRIBUTES = 32
 
 
 class Variant:
@@ -82,10 +86,11 @@ class Step:
 
     __slots__ = (
         "arity", "attrs", "checked", "consts", "end", "exact", "executables", "external", "first", "frames", "host",
-        "hot", "lists", "next", "node", "op", "outputs", "parent", "single", "slots", "specs", "tape", "variant",
-        "visits",
+        "hot", "lists", "live", "next", "node", "op", "outputs", "parent", "risky", "single", "slots", "specs", "tape",
+        "variant", "visits",
     )  # fmt: skip
     end: int
+    live: int
     external: int
 
     def __init__(
@@ -111,6 +116,8 @@ class Step:
         self.first = parent.end if parent is not None else 0  # number of its first output in the segment
         self.outputs = variant.outputs if variant is not None else ()
         self.end = self.first + len(self.outputs)
+        # How many operations of the segment have to run: those that are known from shapes alone do not.
+        self.live = (parent.live if parent is not None else 0) + (variant is not None and not variant.folded)
         self.single = variant is not None and variant.template == -1
         self.arity = len(slots)
         self.attrs = node.attrs if node is not None and op is not None else ()
@@ -124,6 +131,7 @@ class Step:
         self.visits = 0
         self.executables: Any = None  # owned by the runtime: what has been compiled for a cut behind this step
         self.tape: Any = None  # the complete attributes, for gradient tapes
+        self.risky: bool | None = None  # owned by the runtime: whether a failure could be caught by the program
 
     def add(self, step: Step, most: int) -> None:
         """Adds a step that may come next; beyond `most`, the oldest goes."""
@@ -160,6 +168,8 @@ class TraceGraph:
         self.index: dict[Any, Node] = {}
         self.entry = Node(0, "Entry", "entry", (), Location((), 0))
         self.nodes.append(self.entry)
+        self.places: Counter[Any] = Counter()  # how many nodes each operation has at each place
+        self.steps = 0
         self.exits: set[int] = set()
         self.slow: set[Any] = set()  # operations that TensorFlow's fast path has refused, by place
         self._constants: dict[int, Const | None] = {}
@@ -185,14 +195,21 @@ class TraceGraph:
 
     def find(self, op: str, entry: str, attrs: tuple[Any, ...], location: Location) -> Node | None:
         """Returns the node with this type, these attributes and this location, if there is one."""
-        return self.index.get(node_key(op, entry, attrs, location))
+        node = self.index.get(node_key(op, entry, attrs, location))
+        return node or self.index.get((op, entry, location))
 
     def add(self, op: str, entry: str, attrs: tuple[Any, ...], location: Location) -> Node:
         """Adds a node; one that is there already is returned."""
         key = node_key(op, entry, attrs, location)
+        place = (op, entry, location)
         node = self.index.get(key)
         if node is None:
+            self.places[place] += 1
+            if self.places[place] > MAX_ATTRIBUTES:
+                key = place  # from now on it is what it is whatever its attributes say
             node = self.index[key] = Node(len(self.nodes), op, entry, attrs, location)
+            if key == place and self.places[place] > MAX_ATTRIBUTES:
+                node.host = "its attributes keep changing"
             self.nodes.append(node)
             if entry == "execute":
                 self.slow.add((op, location))
@@ -203,6 +220,10 @@ class TraceGraph:
         if after.number not in before.successors:
             before.successors[after.number] = after
             after.predecessors[before.number] = before
+
+    def size(self) -> int:
+        """Returns how many nodes and steps there are: what the graph's memory grows with."""
+        return len(self.nodes) + self.steps
 
     def forks(self) -> Iterator[Node]:
         """Yields the nodes behind which paths part."""

@@ -22,11 +22,11 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-import tensorflow as tf
-
+from tracer.inputs import python_spec
 from tracer.lazy import LazyTensor, has_lazy, unwrap
-from tracer.op import complete_attrs, signature_of
+from tracer.op import Signature, complete_attrs, signature_of
 from tracer.private import EagerTensor, constant_op, context, ops, pywrap_tfe, record
+from tracer.spec import RESOURCE
 
 fast_execute = pywrap_tfe.TFE_Py_FastPathExecute
 execute = pywrap_tfe.TFE_Py_Execute
@@ -76,6 +76,34 @@ def handling(handler: Handler | None) -> Iterator[None]:
         _thread.handler = before
 
 
+# Runs: calls that hold operations back. Whoever uses a variable that one of them uses must see what it would have done.
+
+_running: list[Any] = []
+
+
+def enter_run(run: Any) -> None:
+    """Makes other threads ask `run.settle_for(handles)` before they use a resource."""
+    _running.append(run)
+
+
+def leave_run(run: Any) -> None:
+    """Ends what `enter_run` began."""
+    _running.remove(run)
+
+
+def settle_for(handles: list[Any], but: Any = None) -> None:
+    """Makes every run, `but` one, carry out what it holds back of operations on these resources."""
+    for run in list(_running):
+        if run is not but:
+            run.settle_for(handles)
+
+
+def _settle_runs(inputs: Any) -> None:
+    handles = [v for v in inputs if type(v) is EagerTensor and v._datatype_enum() == RESOURCE]
+    if handles:
+        settle_for(handles)
+
+
 # The hooks.
 
 
@@ -83,6 +111,8 @@ def _fast_path(ctx: Any, op: str, name: Any, *args: Any) -> Any:
     handler = _thread.handler
     if handler is not None:
         return handler.fast(op, name, args)
+    if _running:
+        _settle_runs(args)
     if has_lazy(args):
         return run_fast(op, name, args)
     return fast_execute(ctx, op, name, *args)
@@ -92,6 +122,8 @@ def _execute_hook(handle: Any, device: Any, op: Any, inputs: Any, attrs: Any, ou
     handler = _thread.handler
     if handler is not None:
         return handler.execute(device, op, inputs, attrs, outputs, None)
+    if _running:
+        _settle_runs(inputs)
     return execute(handle, device, op, unwrap(list(inputs)), attrs, outputs)
 
 
@@ -101,6 +133,8 @@ def _execute_cancelable_hook(
     handler = _thread.handler
     if handler is not None:
         return handler.execute(device, op, inputs, attrs, outputs, cancel)
+    if _running:
+        _settle_runs(inputs)
     return _execute_cancelable(handle, device, op, unwrap(list(inputs)), attrs, cancel, outputs)
 
 
@@ -130,16 +164,18 @@ def run_fast(op: str, name: Any, args: tuple[Any, ...]) -> Any:
     signature = signature_of(op)
     assert signature is not None
     count = len(signature.inputs)
-    tensors = [
-        [_tensor(v, r) for v, r in zip(value, whole, strict=True)] if is_list else _tensor(value, whole)
-        for value, whole, is_list in zip(args[:count], real, signature.lists, strict=False)
-    ]
+    tensors: list[Any] = []
+    for i, (value, is_list) in enumerate(zip(args[:count], signature.lists, strict=True)):
+        items = [_tensor(v, signature, i, args) for v in (value if is_list else (value,))]
+        tensors.append(items if is_list else items[0])
     record_on_tapes(op, args[count:], tensors, flat_outputs(result))
     return result
 
 
-def _tensor(value: Any, real: Any) -> Any:
-    return value if isinstance(value, EagerTensor) else tf.convert_to_tensor(real)
+def _tensor(value: Any, signature: Signature, i: int, args: tuple[Any, ...]) -> Any:
+    if isinstance(value, EagerTensor):
+        return value
+    return _convert_to_eager_tensor(unwrap(value), context.context(), python_spec(signature, i, args, value).dtype)
 
 
 def record_on_tapes(op: str, attrs: tuple[Any, ...], inputs: list[Any], outputs: list[Any]) -> None:

@@ -46,9 +46,8 @@ class LazyTensor(ops._EagerTensorBase):
     _uid: int
     _value: Any
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        return EagerTensor
+    # No property: `isinstance` asks for it some hundred times a Keras layer.
+    __class__ = EagerTensor
 
     def resolve(self) -> Any:
         """Returns the eager tensor, launching what it takes to have it."""
@@ -117,11 +116,14 @@ class LazyTensor(ops._EagerTensorBase):
 
     @property
     def device(self) -> Any:
-        return self.resolve().device
+        # Keras' optimizers ask each gradient for it; with one device, the answer needs no launch.
+        devices = context.context().devices()
+        return devices[0] if len(devices) == 1 else self.resolve().device
 
     @property
     def backing_device(self) -> Any:
-        return self.resolve().backing_device
+        devices = context.context().devices()
+        return devices[0] if len(devices) == 1 else self.resolve().backing_device
 
     @property
     def is_packed(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import os
 import sys
 from types import CodeType
@@ -89,6 +90,12 @@ def _is_user(code: CodeType) -> bool:
     return found[1]
 
 
+def _offset(code: CodeType, offset: int) -> int:
+    """Returns the instruction's offset; on 3.11 a call is at either of two, which changes as it is specialised."""
+    precall = dis.opmap.get("PRECALL")
+    return offset + 4 if precall is not None and code.co_code[offset] == precall else offset
+
+
 def call_stack() -> tuple[tuple[Frame, ...], bool]:
     """Returns the running thread's user frames and whether one of them could catch an exception raised now.
 
@@ -104,7 +111,7 @@ def call_stack() -> tuple[tuple[Frame, ...], bool]:
             known = _frames.get(key)
             if known is None:
                 name = getattr(code, "co_qualname", code.co_name)
-                place = Frame(code.co_filename, name, frame.f_lineno or 0, frame.f_lasti)
+                place = Frame(code.co_filename, name, frame.f_lineno or 0, _offset(code, frame.f_lasti))
                 known = _frames[key] = (place, is_guarded(code, frame.f_lasti, frame.f_globals))
             stack.append(known[0])
             guarded = guarded or known[1]

@@ -30,7 +30,7 @@ def merge(graph: TraceGraph, trace: Trace) -> None:
 
 def _new_node(graph: TraceGraph, call: OpCall) -> Node:
     node = graph.add(call.op, call.entry, call.attrs, call.location)
-    node.host = host_reason(call)
+    node.host = node.host or host_reason(call)
     node.name = call.name
     node.inputs = [set() for _ in call.sources]
     return node

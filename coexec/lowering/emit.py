@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from coexec.lowering.failures import can_fail, check
-from coexec.lowering.plan import CHECKED, Plan
+from coexec.lowering.failures import can_fail, check, needs_check
+from coexec.lowering.plan import Plan
 from tracer.graph import LIST, Step
 from tracer.op import signature_of
 from tracer.private import func_graph, gen_xla_ops
@@ -42,6 +42,15 @@ def _is_zero(value: Any) -> bool:
 def _kept(value: Any, dtype: Any) -> Any:
     """Returns a constant that the compiler does not look into."""
     return gen_xla_ops.xla_optimization_barrier([tf.convert_to_tensor(value, dtype)])[0]
+
+
+# Gradients at zero, as the kernels compute them: XLA's own give NaN for the first, the steeper side for the others.
+_SCALE, _SCALE_ALPHA = 1.0507009873554805, 1.7580993408473768
+_AS_KERNELS: dict[str, Any] = {
+    "SqrtGrad": lambda y, dy: tf.where(tf.equal(dy, 0), tf.zeros_like(dy), dy * 0.5 / y),
+    "SeluGrad": lambda dy, y: tf.where(y < 0, dy * (y + _SCALE_ALPHA), dy * _SCALE),
+    "EluGrad": lambda dy, y: tf.where(y < 0, dy * (y + 1), dy),
+}
 
 
 class Emitter:
@@ -92,12 +101,15 @@ class Emitter:
         if step.slots and step.slots[0] < 0 and self._is_resource(step.slots[0]):
             outputs = self._variable_op(step, op, -1 - step.slots[0], inputs)
         else:
-            if op in CHECKED or (can_fail(op) and can_fail(op, step.outputs[0].spec.dtype)):
+            if self.checks and needs_check(step):
                 self._check(step, op, inputs)
             if self.checks and op in _ADDITIONS:
                 inputs = [_kept(i, step.outputs[0].spec.dtype) if _is_zero(i) else i for i in inputs]
-            outputs = apply(op, step.node.entry, step.node.attrs, inputs)
-            if not self.checks and can_fail(op):
+            if self.checks and op in _AS_KERNELS:
+                outputs = [_AS_KERNELS[op](*inputs)]
+            else:
+                outputs = apply(op, step.node.entry, step.node.attrs, inputs)
+            if not self.checks and can_fail(step):
                 self.failing.extend(outputs)
         for n, (tensor, out) in enumerate(zip(outputs, step.outputs, strict=True)):
             tensor.set_shape(out.spec.shape)
@@ -108,16 +120,15 @@ class Emitter:
         return k < len(self.plan.feeds) and self.plan.feeds[k].enum == RESOURCE
 
     def _check(self, step: Step, op: str, inputs: list[Any]) -> None:
-        if self.checks:
-            attrs = dict(zip(step.attrs[::2], step.attrs[1::2], strict=True))
-            if step.node is not None and step.node.entry == "execute":
-                signature = signature_of(op)
-                assert signature is not None
-                inputs = grouped(signature, step.node.attrs, inputs)
-            predicate = check(op, inputs, attrs)
-            if predicate is None:
-                raise NotImplementedError(f"{op} may fail on some values, which XLA would not tell")
-            self.predicates.append(predicate)
+        attrs = dict(zip(step.attrs[::2], step.attrs[1::2], strict=True))
+        if step.node is not None and step.node.entry == "execute":
+            signature = signature_of(op)
+            assert signature is not None
+            inputs = grouped(signature, step.node.attrs, inputs)
+        predicate = check(op, inputs, attrs)
+        if predicate is None:
+            raise NotImplementedError(f"{op} may fail on some values, which XLA would not tell")
+        self.predicates.append(predicate)
 
     def _input(self, step: Step, i: int, slot: int) -> Any:
         if slot == LIST:
@@ -160,7 +171,8 @@ class Emitter:
         if op in _ADD:
             self._set(k, _ADD[op](self._current(k), inputs[1]))
             return []
-        self._check(step, op, [self._current(k), *inputs[1:]])
+        if self.checks:
+            self._check(step, op, [self._current(k), *inputs[1:]])
         if op == "ResourceGather":
             attrs = dict(zip(step.attrs[::2], step.attrs[1::2], strict=True))
             dims = attrs.get("batch_dims") or 0

@@ -11,6 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tracer.graph import CONST, Step
+from tracer.spec import Spec
+
 # Given inputs of the recorded dtypes and shapes, these succeed whatever the values are.
 TOTAL = frozenset(
     """
@@ -20,16 +23,16 @@ TOTAL = frozenset(
     ConcatV2 Conj ConjugateTranspose Const Conv2D Conv2DBackpropFilter Conv2DBackpropInput Conv3D Conv3DBackpropFilterV2
     Conv3DBackpropInputV2 Cos Cosh Cross Cumprod Cumsum CumulativeLogsumexp DeepCopy DepthToSpace
     DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput Diag DiagPart Digamma
-    DivNoNan Einsum Elu EluGrad EmptyLike Equal Erf Erfc Erfinv Exp ExpandDims Expm1 Fill Floor FusedBatchNorm
+    DivNoNan Einsum Elu EluGrad Equal Erf Erfc Erfinv Exp ExpandDims Expm1 Fill Floor FusedBatchNorm
     FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3 FusedBatchNormV2 FusedBatchNormV3 Greater
-    GreaterEqual Identity IdentityN Igamma Igammac Imag Inv InvGrad Invert InvertPermutation IsFinite IsInf IsNan
+    GreaterEqual Identity IdentityN Igamma Igammac Imag Inv InvGrad Invert IsFinite IsInf IsNan
     L2Loss LRN LeakyRelu LeakyReluGrad Less LessEqual Lgamma LinSpace Log Log1p LogSoftmax LogicalAnd LogicalNot
     LogicalOr MatMul MatrixBandPart MatrixDiag MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3 MatrixDiagV2
     MatrixDiagV3 MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3 Max MaxPool MaxPoolGrad MaxPoolGradGrad Maximum Mean
     Min Minimum MirrorPad MirrorPadGrad Mul MulNoNan Multinomial Ndtri Neg NextAfter NoOp NotEqual OneHot OnesLike
     Pack Pad PadV2 Polygamma Pow PreventGradient Prod Qr Range Rank Real RealDiv Reciprocal ReciprocalGrad Relu Relu6
     Relu6Grad ReluGrad Reshape ResizeBilinear ResizeBilinearGrad ResizeNearestNeighbor ResizeNearestNeighborGrad Reverse
-    ReverseV2 RightShift LeftShift Rint Roll Round Rsqrt RsqrtGrad SelectV2 Select Selu SeluGrad Shape ShapeN Sigmoid
+    ReverseV2 Rint Roll Round Rsqrt RsqrtGrad SelectV2 Select Selu SeluGrad Shape ShapeN Sigmoid
     SigmoidGrad Sign Sin Sinh Size Slice Snapshot Softmax SoftmaxCrossEntropyWithLogits Softplus SoftplusGrad Softsign
     SoftsignGrad SpaceToDepth Split SplitV Sqrt SqrtGrad Square SquaredDifference Squeeze StopGradient StridedSlice
     StridedSliceGrad Sub Sum Tan Tanh TanhGrad TensorStridedSliceUpdate Tile TopK TopKV2 Transpose Unpack
@@ -38,6 +41,22 @@ TOTAL = frozenset(
     StatelessRandomGetKeyCounter StatelessRandomGetAlg StatelessRandomUniformFullIntV2 FakeQuantWithMinMaxVars
     """.split()  # noqa: SIM905  (one name a line would take five screens)
 )
+
+# Inputs that say where or how far, by operation: as constants they have succeeded once and will again; as values that
+# are still to come they may point outside.
+POSITIONS: dict[str, tuple[int, ...]] = {
+    "ArgMax": (1,), "ArgMin": (1,), "BroadcastTo": (1,), "Concat": (0,), "ConcatV2": (1,), "Cumprod": (1,),
+    "Cumsum": (1,), "ExpandDims": (1,), "Fill": (0,), "LinSpace": (2,), "All": (1,), "Any": (1,), "Max": (1,),
+    "Mean": (1,), "Min": (1,), "Prod": (1,), "Sum": (1,), "MatrixBandPart": (1, 2), "MatrixDiagPartV2": (1,),
+    "MatrixDiagPartV3": (1,), "MatrixDiagV2": (1, 2, 3), "MatrixDiagV3": (1, 2, 3), "MatrixSetDiagV2": (2,),
+    "MatrixSetDiagV3": (2,), "MirrorPad": (1,), "MirrorPadGrad": (1,), "OneHot": (1,), "Pad": (1,), "PadV2": (1,),
+    "Range": (0, 1, 2), "Reshape": (1,), "ResizeBilinear": (1,), "ResizeNearestNeighbor": (1,),
+    "ResizeNearestNeighborGrad": (1,), "ReverseV2": (1,), "Roll": (1, 2), "Slice": (1, 2), "Split": (0,),
+    "SplitV": (1, 2), "StridedSlice": (1, 2, 3), "StridedSliceGrad": (0, 1, 2, 3),
+    "TensorStridedSliceUpdate": (1, 2, 3), "Tile": (1,), "TopKV2": (1,), "Transpose": (1,), "ConjugateTranspose": (1,),
+    "UnsortedSegmentMax": (2,),
+    "UnsortedSegmentMin": (2,), "UnsortedSegmentProd": (2,), "UnsortedSegmentSum": (2,),
+}  # fmt: skip
 
 # With integer operands these divide, and eager kernels refuse a zero.
 DIVISIONS = frozenset({"Div", "FloorDiv", "FloorMod", "Mod", "TruncateDiv", "TruncateMod"})
@@ -49,18 +68,46 @@ RANDOM = frozenset(
      "StatelessMultinomial", "StatelessShuffle"}
 )  # fmt: skip
 
-INTEGER_POWER = frozenset({"Pow"})
+# These may fail, and `check` says beforehand whether they do.
+CHECKED = frozenset(
+    {"GatherV2", "ResourceGather", "ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterUpdate",
+     "SparseSoftmaxCrossEntropyWithLogits"}
+)  # fmt: skip
+
+# Shifts by more than the width, or by less than nothing, come out otherwise under XLA.
+SHIFTS = frozenset({"LeftShift", "RightShift"})
 
 
-def can_fail(op: str, dtype: Any = None) -> bool:
-    """Returns whether `op` may fail on some values; `dtype` is that of its first output, where it matters."""
-    if op in DIVISIONS or op in INTEGER_POWER:
-        return dtype is None or bool(dtype.is_integer)
-    return op not in TOTAL and op not in RANDOM
+def can_fail(step: Step) -> bool:
+    """Returns whether an operation may fail on some values of the inputs that are still to come."""
+    op = step.op or ""
+    if op in DIVISIONS or op == "Pow":
+        return bool(step.outputs[0].spec.dtype.is_integer)
+    if op in POSITIONS:
+        return any(step.slots[i] != CONST for i in POSITIONS[op] if i < len(step.slots))
+    return op not in TOTAL and op not in RANDOM and op not in SHIFTS
+
+
+def needs_check(step: Step) -> bool:
+    """Returns whether `check` must say that XLA gives what the kernel gives."""
+    return _overflows(step) or step.op in SHIFTS or (can_fail(step) and (step.op in DIVISIONS or step.op in CHECKED))
+
+
+def _overflows(step: Step) -> bool:
+    """Whether this casts floats to integers: where they do not fit, kernels wrap around and XLA saturates."""
+    if step.op != "Cast" or not step.outputs[0].spec.dtype.is_integer:
+        return False
+    assert step.variant is not None
+    source = step.variant.key[0]
+    return isinstance(source, Spec) and (source.dtype.is_floating or source.dtype.is_complex)
 
 
 def check(op: str, inputs: list[Any], attrs: dict[str, Any]) -> Any:
-    """Returns a scalar bool tensor, true if `op` succeeds on `inputs`; None if that cannot be said beforehand."""
+    """Returns a scalar bool tensor, true if XLA does on `inputs` what the kernel does; None if nobody can say."""
+    if op == "Cast":
+        return _fits(inputs[0], tf.dtypes.as_dtype(attrs["DstT"]))
+    if op in SHIFTS:
+        return _in_range(inputs[1], 8 * tf.convert_to_tensor(inputs[0]).dtype.size)
     if op in DIVISIONS:
         return tf.reduce_all(tf.not_equal(inputs[1], 0))
     if op == "GatherV2":
@@ -78,3 +125,10 @@ def check(op: str, inputs: list[Any], attrs: dict[str, Any]) -> Any:
 def _in_range(indices: Any, size: int) -> Any:
     indices = tf.convert_to_tensor(indices)
     return tf.reduce_all((indices >= 0) & (indices < tf.cast(size, indices.dtype)))
+
+
+def _fits(values: Any, dtype: tf.DType) -> Any:
+    values = tf.convert_to_tensor(values)
+    wide = tf.cast(values, tf.float64)
+    # -1 < x < 0 becomes 0, in unsigned types too; the largest int64 is no float64, the power of two above it is.
+    return tf.reduce_all((wide > float(dtype.min) - 1.0) & (wide < float(dtype.max) + (1.0 if dtype.size < 8 else 0.0)))

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from coexec.lowering.failures import DIVISIONS, INTEGER_POWER, RANDOM, TOTAL
+from coexec.lowering.failures import RANDOM, can_fail, needs_check
 from tracer.graph import Step
+from tracer.op import freeze
 from tracer.spec import RESOURCE, Spec
-
-CHECKED = frozenset(
-    {"GatherV2", "ResourceGather", "ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterUpdate",
-     "SparseSoftmaxCrossEntropyWithLogits"}
-)  # fmt: skip
 
 # On CPU, XLA's convolutions take about three times as long as the graph's oneDNN kernels (ResNet50 training step at
 # 64x64, batch 8: 1138 ms against 367 ms), so a segment with one of these goes to `graph` there.
@@ -32,10 +29,24 @@ class Plan:
     refusal: str | None  # why it cannot be emitted
     xla_refusal: str | None  # why it cannot be compiled by XLA
 
+    heavy: bool  # whether there are operations that TensorFlow's threads should share
+
+    @property
+    def content(self) -> Any:
+        """What the executable depends on, without the places: segments of equal content share one."""
+        return tuple(_content(s) for s in self.steps), self.feeds, self.outputs
+
     @property
     def live(self) -> int:
         """How many operations run (those known from shapes alone do not)."""
         return sum(not s.variant.folded for s in self.steps if s.variant is not None)
+
+
+def _content(step: Step) -> Any:
+    assert step.node is not None
+    lists = tuple((i, slots, tuple(consts.items())) for i, (slots, consts) in step.lists.items())
+    outputs = tuple((o.spec, o.const) for o in step.outputs)
+    return step.op, step.node.entry, freeze(step.attrs), step.slots, tuple(step.consts.items()), lists, outputs
 
 
 def make_plan(last: Step, outputs: tuple[int, ...], on_cpu: bool) -> Plan:
@@ -51,14 +62,11 @@ def make_plan(last: Step, outputs: tuple[int, ...], on_cpu: bool) -> Plan:
             refusal = refusal or _assigns_other_shape(step, steps, feeds)
         if op in RANDOM:
             xla_refusal = xla_refusal or f"{op} at {node.location} draws other numbers under XLA than eagerly"
-        elif op in DIVISIONS or op in INTEGER_POWER:
-            if op in INTEGER_POWER and step.outputs[0].spec.dtype.is_integer:
-                xla_refusal = xla_refusal or f"{op} on integers at {node.location} may fail"
-        elif op not in TOTAL and op not in CHECKED:
+        elif can_fail(step) and not needs_check(step):
             xla_refusal = xla_refusal or f"{op} at {node.location} may fail on some values, which XLA would not tell"
         if on_cpu and op in SLOW_ON_CPU:
             slow = f"{op} at {node.location} is slower under XLA on CPU"
-    return Plan(steps, feeds, outputs, refusal, xla_refusal or slow)
+    return Plan(steps, feeds, outputs, refusal, xla_refusal or slow, any(s.op in SLOW_ON_CPU for s in steps))
 
 
 def _assigns_other_shape(step: Step, steps: tuple[Step, ...], feeds: tuple[Spec, ...]) -> str | None:

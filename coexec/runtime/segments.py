@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -15,14 +17,21 @@ from coexec.runtime.replay import replay
 from tracer.graph import Step
 from tracer.intercept import handling
 
-# A segment is compiled when it comes for the second time; before, its operations run one by one.
-COMPILE_ON_VISIT = 2
 
-# One or two operations gain nothing from a launch, which costs as much as they do.
-MIN_OPS = 1
+@dataclass(frozen=True)
+class Thresholds:
+    """When a segment is worth an executable; before, its operations run one by one. Visits are calls that came by.
 
-# XLA takes tens of milliseconds for the smallest segment, which fewer operations than this hardly earn back.
-MIN_XLA_OPS = 8
+    Measured on two cores: an eager operation takes 6-10 us; a launch of a TensorFlow graph 80 us, most of it for waking
+    TensorFlow's threads; one of an XLA executable 16 us, but its compilation some 30 ms.
+    """
+
+    visits: int = 2
+    small: int = 8  # operations: fewer are never launched as a graph, and compiled by XLA only after
+    visits_of_small: int = 8  # this many visits
+
+
+thresholds = Thresholds()
 
 # The tensors read behind a cut may differ from call to call; after this many widenings all are given out.
 MAX_WIDENINGS = 4
@@ -48,6 +57,7 @@ class Segments:
         self.ledger = ledger
         self._lock = threading.RLock()
         self._all: list[Compiled] = []
+        self._executables: weakref.WeakValueDictionary[Any, Executable] = weakref.WeakValueDictionary()
 
     def run(self, last: Step, feeds: list[Any], values: list[Any], alive: list[int]) -> None:
         """Computes the tensors numbered `alive`, and does every write, of the segment that ends behind `last`."""
@@ -59,14 +69,16 @@ class Segments:
         if not compiled.refused:
             executable = compiled.executable
             if executable is None or not compiled.wanted.issuperset(alive):
-                executable = None
-                if last.visits >= COMPILE_ON_VISIT:
-                    executable = self._compile(compiled, last, alive, feeds)
-                else:
-                    compiled.wanted.update(alive)
+                compiled.wanted.update(alive)
+                executable = self._compile(compiled, last) if last.visits >= self._visits_needed(last) else None
             if executable is not None and self._launch(compiled, executable, last, feeds, values):
                 return
         replay(last.chain(), feeds, values)
+
+    def _visits_needed(self, last: Step) -> int:
+        if last.live >= thresholds.small or self.options.jit_compile is True:
+            return thresholds.visits
+        return thresholds.visits_of_small
 
     def _launch(
         self, compiled: Compiled, executable: Executable, last: Step, feeds: list[Any], values: list[Any]
@@ -96,9 +108,8 @@ class Segments:
             compiled.executable = None
             self.ledger.cause(Kind.IMPERATIVE, f"the graph failed: {reason}", location)
 
-    def _compile(self, compiled: Compiled, last: Step, alive: list[int], feeds: list[Any]) -> Executable | None:
+    def _compile(self, compiled: Compiled, last: Step) -> Executable | None:
         with self._lock, handling(None):
-            compiled.wanted.update(alive)
             if compiled.executable is not None:
                 compiled.widenings += 1
                 if compiled.widenings > MAX_WIDENINGS:
@@ -111,7 +122,7 @@ class Segments:
     def _emit(self, compiled: Compiled, last: Step, backend: str | None) -> Executable | None:
         location = last.node.location if last.node else ""
         plan = make_plan(last, tuple(sorted(compiled.wanted)), not tf.config.list_physical_devices("GPU"))
-        if plan.live < MIN_OPS and self.options.jit_compile is not True:
+        if plan.live == 0:
             compiled.refused = True
             return None
         if plan.refusal:
@@ -119,32 +130,38 @@ class Segments:
             self.ledger.cause(Kind.IMPERATIVE, plan.refusal, location)
             return None
         if backend is None:
-            backend = self._choose(plan.xla_refusal, plan.live, location)
+            backend = self._choose(plan.xla_refusal, location)
+        if backend == "graph" and plan.live < thresholds.small:
+            compiled.refused = True  # one by one is faster
+            return None
+        content = plan.content
         for candidate in ("xla", "graph") if backend == "xla" else ("graph",):
+            shared = self._executables.get((candidate, content))
+            if shared is not None:
+                return shared
             try:
                 executable = Executable(plan, candidate)
             except Exception as error:  # whatever cannot be emitted runs operation by operation, with the reason kept
                 kind = Kind.XLA if candidate == "xla" else Kind.IMPERATIVE
                 self.ledger.cause(kind, f"{type(error).__name__}: {str(error)[:300]}", location)
                 continue
+            self._executables[candidate, content] = executable
             self.ledger.compiled(plan.live)
             return executable
         compiled.refused = True
         return None
 
-    def _choose(self, xla_refusal: str | None, live: int, location: Any) -> str:
+    def _choose(self, xla_refusal: str | None, location: Any) -> str:
         if self.options.jit_compile is False:
             return "graph"
         if xla_refusal is not None:
             self.ledger.cause(Kind.XLA, xla_refusal, location)
             return "graph"
-        return "xla" if live >= MIN_XLA_OPS or self.options.jit_compile is True else "graph"
+        return "xla"
 
     def clear(self) -> None:
-        """Releases every executable."""
+        """Lets go of every executable; one that a running call launches is released after it."""
         with self._lock:
             for compiled in self._all:
-                if compiled.executable is not None:
-                    compiled.executable.release()
-                    compiled.executable = None
+                compiled.executable = None
             self._all.clear()

@@ -5,7 +5,7 @@ import tensorflow as tf
 from tests.programs import Instance, args, each, program, signed, vector
 
 # XLA's tanh differs from the kernel's in the last places, and a gradient takes it from one where it saturates.
-SATURATED = {"atol": 3e-5}
+SATURATED = {"atol": 2e-4}
 
 
 @program(**SATURATED)
