@@ -93,8 +93,9 @@ class Controller:
     def _settle(self, following: Following, finished: bool) -> None:
         """Counts a followed call, learns what it recorded, and keeps the hooks for the tensors that outlive it."""
         cursor, recorder = following.cursor, following.recorder
-        self.ledger.count("ops_followed", len(cursor.nodes))
-        self.last_events = following.events
+        followed = cursor.count()
+        self.ledger.count("ops_followed", followed)
+        self.last_events = followed
         if recorder is not None:
             self.ledger.count("diverged")
             recorder.trace.finished = finished
@@ -103,13 +104,13 @@ class Controller:
             self._missed()
         else:
             self.ledger.count("followed")
-            if cursor.adopted * SLOW_SHARE > len(cursor.nodes):
+            if cursor.adopted * SLOW_SHARE > followed:
                 self._missed()
             else:
                 self._misses = 0
                 self._pause = 0
             if finished:
-                self.graph.exits.add((cursor.nodes or [self.graph.entry])[-1].number)
+                self.graph.exits.add((cursor.last or self.graph.entry).number)
         for lazy in following.close():
             intercept.keep_while_alive(lazy)
         if self.graph.size() > MAX_SIZE:

@@ -48,10 +48,10 @@ class Cursor:
         self.step = graph.entry.start_after()
         self.externals: list[Any] = []  # the feeds of the running segment
         self.handles: set[int] = set()  # ids of those that are resources: an alias needs wiring of its own
-        self.nodes: list[Node] = []
+        self.ended: list[Step] = []  # the last step of each segment so far
         self.made: set[int] = set()  # ids of eager tensors that operations of this call have made
         self._counts: Counter[Any] = Counter()
-        self._counted = 0
+        self._counted: list[Step] = []  # the steps up to which places were counted
         self.adopted = 0  # operations that no known step fitted
         self.mismatch: Mismatch | None = None
 
@@ -72,7 +72,6 @@ class Cursor:
             else:
                 return None
         self.step = step
-        self.nodes.append(step.node)  # type: ignore[arg-type]
         return step
 
     def fits(self, step: Step, op: str, inputs: tuple[Any, ...], attrs: tuple[Any, ...] | None) -> bool:
@@ -178,6 +177,7 @@ class Cursor:
         """Ends the segment: what follows is wired to its tensors as to any other feed."""
         step = self.step
         assert step.node is not None
+        self.ended.append(step)
         self.base += step.end
         self.externals = []
         self.handles = set()
@@ -185,17 +185,33 @@ class Cursor:
 
     def close(self) -> None:
         """Lets go of the call's tensors; nothing is followed any more."""
-        self.externals, self.handles, self.nodes = [], set(), []
+        self.externals, self.handles = [], set()
         self.made.clear()
         self._counts.clear()
 
     # The slow path.
 
+    @property
+    def last(self) -> Node | None:
+        """The node of the last operation so far, if any."""
+        node = self.step.node
+        return None if node is self.graph.entry else node
+
+    def count(self) -> int:
+        """Returns how many operations have been followed."""
+        return sum(s.depth for s in self.ended) + self.step.depth
+
     def counts(self) -> Counter[Any]:
         """Returns how often each place has issued each operation so far in this call."""
-        for node in self.nodes[self._counted :]:
-            self._counts[node.location.frames, node.op] += 1
-        self._counted = len(self.nodes)
+        for number, step in enumerate([*self.ended, self.step]):
+            if number == len(self._counted):
+                self._counted.append(step.root())
+            until, self._counted[number] = self._counted[number], step
+            at: Step | None = step
+            while at is not None and at is not until and at.parent is not None:
+                assert at.node is not None
+                self._counts[at.node.location.frames, at.node.op] += 1
+                at = at.parent
         return self._counts
 
     def adopt(
@@ -253,15 +269,16 @@ class Cursor:
 
     def _move(self, step: Step, node: Node) -> Step:
         here = self.step
-        self.graph.link(self.nodes[-1] if self.nodes else self.graph.entry, node)
+        assert here.node is not None
+        self.graph.link(here.node, node)
         here.add(step, MAX_STEPS)
         self.graph.steps += 1
         self.step = step
-        self.nodes.append(node)
         return step
 
     def _expected(self) -> str:
-        last = self.nodes[-1] if self.nodes else self.graph.entry
+        last = self.step.node
+        assert last is not None
         names = [f"{n.op} at {n.location}" for n in list(last.successors.values())[:4]]
         return " or ".join(names) if names else "the end of the call"
 

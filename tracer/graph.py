@@ -85,9 +85,9 @@ class Step:
     """A node on one path of a segment: what the cursor compares an operation with."""
 
     __slots__ = (
-        "arity", "attrs", "checked", "consts", "end", "exact", "executables", "external", "first", "frames", "host",
-        "hot", "lists", "live", "next", "node", "op", "outputs", "parent", "risky", "single", "slots", "specs", "tape",
-        "variant", "visits",
+        "arity", "attrs", "checked", "consts", "depth", "end", "exact", "executables", "external", "first", "frames",
+        "host", "hot", "lists", "live", "next", "node", "op", "outputs", "parent", "risky", "single", "slots", "specs",
+        "tape", "variant", "visits",
     )  # fmt: skip
     end: int
     live: int
@@ -116,6 +116,7 @@ class Step:
         self.first = parent.end if parent is not None else 0  # number of its first output in the segment
         self.outputs = variant.outputs if variant is not None else ()
         self.end = self.first + len(self.outputs)
+        self.depth: int = parent.depth + 1 if parent is not None else 0
         # How many operations of the segment have to run: those that are known from shapes alone do not.
         self.live = (parent.live if parent is not None else 0) + (variant is not None and not variant.folded)
         self.single = variant is not None and variant.template == -1
@@ -142,6 +143,13 @@ class Step:
                 sibling.checked = True
         self.next.append(step)
         self.hot = step
+
+    def root(self) -> Step:
+        """Returns the root of the steps that this one hangs from."""
+        step = self
+        while step.parent is not None:
+            step = step.parent
+        return step
 
     def chain(self) -> list[Step]:
         """Returns the steps of the segment up to this one, in order."""

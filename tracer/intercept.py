@@ -37,7 +37,12 @@ tape_is_empty = pywrap_tfe.TFE_Py_TapeSetIsEmpty
 
 
 class Handler(Protocol):
-    """What a thread does with its operations while it records or follows."""
+    """What a thread does with its operations while it records or follows.
+
+    `device` is the name of the device in scope when it began, where there are several; else None.
+    """
+
+    device: str | None
 
     def fast(self, op: str, name: Any, args: tuple[Any, ...]) -> Any: ...
 
@@ -46,6 +51,8 @@ class Handler(Protocol):
     def constant(self, value: Any, dtype: Any) -> Any: ...
 
     def opened(self, tape: Any) -> None: ...
+
+    def aside(self, inputs: Any, run: Any) -> Any: ...
 
 
 class _ThreadState(threading.local):
@@ -104,12 +111,25 @@ def _settle_runs(inputs: Any) -> None:
         settle_for(handles)
 
 
+def device_in_scope() -> str | None:
+    """Returns the name of the device in scope; None where there is one device only."""
+    ctx = context.context()
+    return ctx.device_name if len(ctx.devices()) > 1 else None
+
+
+def _placed(handler: Handler) -> bool:
+    """Whether the program has put the operation on a device of its own choice: it runs there, aside from the others."""
+    return handler.device is not None and context.context().device_name != handler.device
+
+
 # The hooks.
 
 
 def _fast_path(ctx: Any, op: str, name: Any, *args: Any) -> Any:
     handler = _thread.handler
     if handler is not None:
+        if _placed(handler):
+            return handler.aside(args, lambda: run_fast(op, name, args))
         return handler.fast(op, name, args)
     if _running:
         _settle_runs(args)
@@ -121,6 +141,8 @@ def _fast_path(ctx: Any, op: str, name: Any, *args: Any) -> Any:
 def _execute_hook(handle: Any, device: Any, op: Any, inputs: Any, attrs: Any, outputs: int) -> Any:
     handler = _thread.handler
     if handler is not None:
+        if _placed(handler):
+            return handler.aside(inputs, lambda: run_execute(device, op, inputs, attrs, outputs))
         return handler.execute(device, op, inputs, attrs, outputs, None)
     if _running:
         _settle_runs(inputs)
@@ -132,6 +154,8 @@ def _execute_cancelable_hook(
 ) -> Any:
     handler = _thread.handler
     if handler is not None:
+        if _placed(handler):
+            return handler.aside(inputs, lambda: run_execute(device, op, inputs, attrs, outputs, cancel))
         return handler.execute(device, op, inputs, attrs, outputs, cancel)
     if _running:
         _settle_runs(inputs)
@@ -222,7 +246,7 @@ def template_of(result: Any) -> Any:
 
 def _constant_hook(value: Any, ctx: Any, dtype: Any = None) -> Any:
     handler = _thread.handler
-    if handler is not None and not isinstance(value, EagerTensor):
+    if handler is not None and not isinstance(value, EagerTensor) and not _placed(handler):
         return handler.constant(value, dtype)
     return _convert_to_eager_tensor(value, ctx, dtype)
 
@@ -274,17 +298,18 @@ _holders = 0
 
 def installed() -> bool:
     """Returns whether the hooks are in place."""
-    return pywrap_tfe.TFE_Py_FastPathExecute is _fast_path
+    module, name, _, hook = _HOOKS[-1]
+    return getattr(module, name) is hook
 
 
 def hold() -> None:
     """Installs the hooks, or keeps them for one more holder."""
     global _holders
     with _lock:
-        _holders += 1
-        if _holders == 1:
+        if not installed():  # in this order, an interrupt in between leaves nothing that lasts
             for module, name, _, hook in _HOOKS:
                 setattr(module, name, hook)
+        _holders += 1
 
 
 def release() -> None:

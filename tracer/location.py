@@ -119,3 +119,18 @@ def call_stack() -> tuple[tuple[Frame, ...], bool]:
             break
         frame = frame.f_back  # type: ignore[assignment]
     return tuple(stack), guarded
+
+
+def place_of() -> str:
+    """Returns where user code is now, for people."""
+    frames, _ = call_stack()
+    return str(Location(frames, 0))
+
+
+def raise_at(error: BaseException, location: Location) -> None:
+    """Raises `error` with the user's line in its traceback: it was issued there, and fails only now."""
+    if not location.frames:
+        raise error
+    place = location.frames[0]
+    code = compile("\n" * (place.line - 1) + "raise error", place.file, "exec")
+    exec(code.replace(co_name=place.function.rpartition(".")[2]), {"error": error})

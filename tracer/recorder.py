@@ -29,6 +29,7 @@ class Recorder:
 
     def __init__(self, trace: Trace, counts: Counter[Any] | None = None) -> None:
         self.trace = trace
+        self.device = intercept.device_in_scope()
         self.counts: Counter[Any] = counts if counts is not None else Counter()
         self.known: dict[int, tuple[str, Const | None]] = {}  # by tensor id: where it came from, its value
 
@@ -77,6 +78,13 @@ class Recorder:
 
     def opened(self, tape: Any) -> None:
         """Takes note of a tape: operations run at once here, so it sees the tensors it expects."""
+
+    def aside(self, inputs: Any, run: Any) -> Any:
+        """Runs an operation that the program has placed on a device; it is no part of the trace."""
+        with intercept.handling(None):
+            result = run()
+        self.known.update((t._id, ("aside", None)) for t in intercept.flat_outputs(result))
+        return result
 
     def _locate(self, op: str) -> tuple[Location, bool]:
         frames, guarded = call_stack()

@@ -36,7 +36,7 @@ TOTAL = frozenset(
     SigmoidGrad Sign Sin Sinh Size Slice Snapshot Softmax SoftmaxCrossEntropyWithLogits Softplus SoftplusGrad Softsign
     SoftsignGrad SpaceToDepth Split SplitV Sqrt SqrtGrad Square SquaredDifference Squeeze StopGradient StridedSlice
     StridedSliceGrad Sub Sum Tan Tanh TanhGrad TensorStridedSliceUpdate Tile TopK TopKV2 Transpose Unpack
-    UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd UnsortedSegmentSum VariableShape Xdivy Xlog1py Xlogy
+     VariableShape Xdivy Xlog1py Xlogy
     ZerosLike Zeta ReadVariableOp AssignVariableOp AssignAddVariableOp AssignSubVariableOp
     StatelessRandomGetKeyCounter StatelessRandomGetAlg StatelessRandomUniformFullIntV2 FakeQuantWithMinMaxVars
     """.split()  # noqa: SIM905  (one name a line would take five screens)
@@ -54,8 +54,6 @@ POSITIONS: dict[str, tuple[int, ...]] = {
     "ResizeNearestNeighborGrad": (1,), "ReverseV2": (1,), "Roll": (1, 2), "Slice": (1, 2), "Split": (0,),
     "SplitV": (1, 2), "StridedSlice": (1, 2, 3), "StridedSliceGrad": (0, 1, 2, 3),
     "TensorStridedSliceUpdate": (1, 2, 3), "Tile": (1,), "TopKV2": (1,), "Transpose": (1,), "ConjugateTranspose": (1,),
-    "UnsortedSegmentMax": (2,),
-    "UnsortedSegmentMin": (2,), "UnsortedSegmentProd": (2,), "UnsortedSegmentSum": (2,),
 }  # fmt: skip
 
 # With integer operands these divide, and eager kernels refuse a zero.
@@ -71,7 +69,8 @@ RANDOM = frozenset(
 # These may fail, and `check` says beforehand whether they do.
 CHECKED = frozenset(
     {"GatherV2", "ResourceGather", "ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterUpdate",
-     "SparseSoftmaxCrossEntropyWithLogits"}
+     "SparseSoftmaxCrossEntropyWithLogits", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd",
+     "UnsortedSegmentSum"}
 )  # fmt: skip
 
 # Shifts by more than the width, or by less than nothing, come out otherwise under XLA.
@@ -117,6 +116,9 @@ def check(op: str, inputs: list[Any], attrs: dict[str, Any]) -> Any:
         return _in_range(inputs[1], inputs[0].shape[attrs.get("batch_dims") or 0])
     if op in ("ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterUpdate"):
         return _in_range(inputs[1], inputs[0].shape[0])
+    if op.startswith("UnsortedSegment"):
+        count = tf.get_static_value(inputs[2])
+        return None if count is None else tf.reduce_all(tf.convert_to_tensor(inputs[1]) < int(count))
     if op == "SparseSoftmaxCrossEntropyWithLogits":
         return _in_range(inputs[1], inputs[0].shape[1])
     return None

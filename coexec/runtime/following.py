@@ -27,6 +27,7 @@ from tracer.graph import Step, TraceGraph
 from tracer.inputs import python_spec, settle, small
 from tracer.intercept import tape_is_empty
 from tracer.lazy import LazyTensor, new_lazy
+from tracer.location import place_of
 from tracer.op import complete_attrs, plain_name, signature_of
 from tracer.private import EagerTensor, ops
 from tracer.recorder import FINALIZERS, Recorder
@@ -74,11 +75,11 @@ class Following:
         self.values: list[LazyTensor] = []  # the tensors of the running segment
         self.constants: list[LazyTensor] = []  # those that were made of Python values
         self.lock = _lock
-        self.events = 0
         self.forced = forced_event
         self.recorder: Recorder | None = None
         self.error: BaseException | None = None
         self.owner = threading.get_ident()
+        self.device = intercept.device_in_scope()
         self.deferred: BaseException | None = None  # an error that the program has still to see
         self.survivors: list[_Reference] = []
         self.tapes: list[Any] = []  # opened in this call
@@ -95,14 +96,13 @@ class Following:
             # The common case in one piece: of 8 us for an operation, 3 are spent here and in `Cursor.fits`.
             cursor = self.cursor
             step = cursor.step.hot
-            if step is not None and not step.host and self.events != self.forced and cursor.fits(step, op, args, None):
-                self.events += 1
+            if step is not None and not step.host and self.forced < 0 and cursor.fits(step, op, args, None):
+                result = self._answer(step)
                 cursor.step = step
-                cursor.nodes.append(step.node)  # type: ignore[arg-type]
             else:
                 step, args = self._match_fast(op, args)
+                result = self._answer(step) if step is not None and not step.host else None
             if step is not None and not step.host:
-                result = self._answer(step)
                 if not tape_is_empty():
                     self._record_on_tapes(step, op, args, result)
                 if step.risky or (step.risky is None and self._is_risky(step)):
@@ -128,10 +128,9 @@ class Following:
         if op in FINALIZERS:
             self._finalize(args)
             return None, args
-        if self.events == self.forced:
+        if self.forced >= 0 and cursor.count() == self.forced:
             self._diverge(_FORCED)
             return None, args
-        self.events += 1
         step = cursor.advance(op, args, None)
         if step is not None and step.host:
             args = settle(signature_of(op), args)  # type: ignore[arg-type]  # only known operations have such steps
@@ -181,10 +180,9 @@ class Following:
         if name in FINALIZERS:
             self._finalize(inputs)
             return None
-        if self.events == self.forced:
+        if self.forced >= 0 and self.cursor.count() == self.forced:
             self._diverge(_FORCED)
             return None
-        self.events += 1
         step = self.cursor.advance(name, inputs, attrs) or self.cursor.adopt("execute", name, inputs, attrs, ())
         if step is None:
             self._diverge(self.cursor.mismatch)
@@ -205,6 +203,16 @@ class Following:
         lazy._value = tensor
         self.constants.append(lazy)
         return lazy
+
+    def aside(self, inputs: Any, run: Any) -> Any:
+        """Runs an operation that the program has placed on a device; it is no part of the graph."""
+        if self.recorder is not None:
+            return self.recorder.aside(inputs, run)
+        self._finalize(inputs)
+        with intercept.handling(None):
+            result = run()
+        self.cursor.made.update(t._id for t in intercept.flat_outputs(result))
+        return result
 
     def opened(self, tape: Any) -> None:
         """Remembers a tape or accumulator: tensors that it has seen must stay the same objects while it lives."""
@@ -292,6 +300,9 @@ class Following:
         """Gives one of this call's tensors its value."""
         with self.lock:
             if lazy._value is None:
+                step = self.cursor.step
+                if step.parent is not None and step.visits == 0:
+                    self.ledger.cause(Kind.CUT, "a value was read", place_of(), _READ)
                 self.flush()
             if lazy._value is None:
                 raise FailedTensor("the operation that makes this tensor failed, or one before it did") from self.error
@@ -310,14 +321,17 @@ class Following:
             self.flush()
 
     def _carry_out(self, last: Step) -> None:
-        values, feeds = self.values, self.cursor.externals
+        # An interrupt may have come between two of these lists' growing.
+        values, feeds = self.values[: last.end], self.cursor.externals[: last.external]
+        handles, self.cursor.handles = self.cursor.handles, set()
         self.values = []
         held = _referenced(values, _UNREFERENCED)
         alive = [i for i in held if values[i]._out.const is None]
-        if self.cursor.handles:
-            intercept.settle_for([f for f in feeds if id(f) in self.cursor.handles], but=self)
+        if handles:
+            intercept.settle_for([f for f in feeds if id(f) in handles], but=self)
         try:
-            self.segments.run(last, feeds, values, alive)
+            with tf.device(self.device) if self.device is not None else contextlib.nullcontext():
+                self.segments.run(last, feeds, values, alive)
         except BaseException as error:
             self.error = error
             # Where it is raised, somebody may swallow it who has nothing to do with it (a `try` that began later,
@@ -360,8 +374,7 @@ class Following:
 
     def _record_from_here(self) -> Recorder:
         cursor = self.cursor
-        last = cursor.nodes[-1] if cursor.nodes else None
-        self.recorder = Recorder(Trace(start=last), cursor.counts())
+        self.recorder = Recorder(Trace(start=cursor.last), cursor.counts())
         return self.recorder
 
 
@@ -377,6 +390,8 @@ def _where(last: Step) -> str:
 
 
 _FORCED = Mismatch("forced", "nothing", "a test that asks for a divergence", "coexec.testing.diverge_at")
+
+_READ = "read it later, or together with others, if the program does not need it here"
 
 _HINTS = {
     "new operation": "nothing, if this path is one of few; each is recorded once",

@@ -7,6 +7,7 @@ from typing import Any
 from tracer.graph import LIST, Step
 from tracer.intercept import fast_execute, flat_outputs, handling, make_constant, run_execute
 from tracer.lazy import eager_constant
+from tracer.location import raise_at
 from tracer.private import context, core, record
 
 
@@ -37,7 +38,9 @@ def replay(steps: list[Step], feeds: list[Any], values: list[Any]) -> None:
                 except core._NotOkStatusException as error:
                     name = step.node.name
                     error.message += " name: " + str(name if name is not None else "")
-                    raise core._status_to_exception(error) from None
+                    failure = core._status_to_exception(error)
+                    failure.__suppress_context__ = True
+                    raise_at(failure, step.node.location)
             for n, tensor in enumerate(flat_outputs(result)):
                 real[step.first + n] = tensor
                 values[step.first + n]._value = tensor

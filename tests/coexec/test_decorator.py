@@ -7,6 +7,8 @@ import gc
 import inspect
 import pickle
 import re
+import subprocess
+import sys
 import weakref
 from contextlib import nullcontext
 
@@ -344,6 +346,33 @@ def test_called_where_others_call(tmp_path):
     assert fn.stats().followed >= 8
 
 
+PLACED = """
+import tensorflow as tf
+import coexec
+
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+
+@coexec.function
+def step(x):
+    with tf.device("CPU:1"):
+        y = x * 2.0
+    return y, x + 1.0
+
+x = tf.constant(1.0)
+found = {tuple(t.device[-5:] for t in step(x)) for _ in range(4)}
+with tf.device("CPU:1"):
+    found |= {tuple(t.device[-5:] for t in step(x))}
+print(sorted(found), step.stats().followed > 0)
+"""
+
+
+def test_devices_inside_the_call():
+    """A device scope inside the call, and one around it, places the operations that are issued under it."""
+    ran = subprocess.run([sys.executable, "-c", PLACED], capture_output=True, text=True, timeout=120, check=False)
+    assert ran.stdout.strip() == "[('CPU:1', 'CPU:0'), ('CPU:1', 'CPU:1')] True", ran.stderr[-2000:]
+
+
 def test_under_run_functions_eagerly():
     """Under `run_functions_eagerly` the results are the same."""
     fn = coexec.function(doubled)
@@ -464,7 +493,6 @@ def test_what_explain_says_of_a_cut():
     ]
 
 
-@pytest.mark.xfail(strict=True, reason="a read is not listed, though it cuts the segment")
 def test_what_explain_says_of_a_read():
     """A value that Python reads is told as a cut with the place of the reading."""
     fn = coexec.function(lambda x: float(tf.reduce_sum(x)) + float(x[0]), name="read")
@@ -474,8 +502,8 @@ def test_what_explain_says_of_a_read():
 
 
 REFUSALS = {
-    "MatrixInverse at FILE+0 may fail on some values, which XLA would not tell": lambda x: (
-        tf.linalg.inv(x[:, None, None])
+    "MatrixInverse at FILE+0 may fail on some values, which XLA would not tell": lambda x: tf.linalg.inv(
+        x[:, None, None]
     ),
     "StatelessRandomUniformV2 at FILE+0 draws other numbers under XLA than eagerly": lambda x: (
         x + tf.random.stateless_uniform([2], tf.cast(x, tf.int32))

@@ -34,6 +34,8 @@ def unhooked():
 class Answers:
     """A handler that notes what it is asked, and lets it run."""
 
+    device = None
+
     def __init__(self, error=None):
         self.seen = []
         self.error = error
