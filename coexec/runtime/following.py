@@ -128,7 +128,7 @@ class Following:
         if op in FINALIZERS:
             self._finalize(args)
             return None, args
-        if self.forced >= 0 and cursor.count() == self.forced:
+        if 0 <= self.forced <= cursor.count():
             self._diverge(_FORCED)
             return None, args
         step = cursor.advance(op, args, None)
@@ -180,7 +180,7 @@ class Following:
         if name in FINALIZERS:
             self._finalize(inputs)
             return None
-        if self.forced >= 0 and self.cursor.count() == self.forced:
+        if 0 <= self.forced <= self.cursor.count():
             self._diverge(_FORCED)
             return None
         step = self.cursor.advance(name, inputs, attrs) or self.cursor.adopt("execute", name, inputs, attrs, ())
