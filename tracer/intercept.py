@@ -32,7 +32,7 @@ fast_execute = pywrap_tfe.TFE_Py_FastPathExecute
 execute = pywrap_tfe.TFE_Py_Execute
 _execute_cancelable = pywrap_tfe.TFE_Py_ExecuteCancelable
 _convert_to_eager_tensor = constant_op.convert_to_eager_tensor
-_record_gradient = pywrap_tfe.TFE_Py_RecordGradient
+record_gradient = pywrap_tfe.TFE_Py_RecordGradient
 tape_is_empty = pywrap_tfe.TFE_Py_TapeSetIsEmpty
 
 
@@ -211,7 +211,7 @@ def record_on_tapes(op: str, attrs: tuple[Any, ...], inputs: list[Any], outputs:
     flat: list[Any] = []
     for value in inputs:
         flat.extend(value) if isinstance(value, list) else flat.append(value)
-    _record_gradient(op, flat, complete_attrs(op, attrs, kinds), outputs, ops.get_name_scope())
+    record_gradient(op, flat, complete_attrs(op, attrs, kinds), outputs, ops.get_name_scope())
 
 
 def flat_outputs(result: Any) -> list[Any]:

@@ -19,17 +19,17 @@ from coexec.events import Kind, Ledger
 from coexec.lowering.failures import can_fail
 from coexec.options import Divergence, Options
 from coexec.runtime.segments import Segments
+from coexec.runtime.tapes import record_on_tapes
 from tracer import intercept
 from tracer.constants import constant_output
 from tracer.cursor import Cursor, Mismatch
 from tracer.errors import FailedTensor
 from tracer.graph import Step, TraceGraph
-from tracer.inputs import python_spec, settle, small
+from tracer.inputs import settle, small
 from tracer.intercept import tape_is_empty
 from tracer.lazy import LazyTensor, new_lazy
 from tracer.location import place_of
-from tracer.op import complete_attrs, plain_name, signature_of
-from tracer.private import EagerTensor, ops
+from tracer.op import plain_name, signature_of
 from tracer.recorder import FINALIZERS, Recorder
 from tracer.trace import Trace
 
@@ -104,7 +104,7 @@ class Following:
                 result = self._answer(step) if step is not None and not step.host else None
             if step is not None and not step.host:
                 if not tape_is_empty():
-                    self._record_on_tapes(step, op, args, result)
+                    record_on_tapes(step, op, args, result, self.constant)
                 if step.risky or (step.risky is None and self._is_risky(step)):
                     del result
                     return self._launch_guarded(step)
@@ -128,8 +128,7 @@ class Following:
         if op in FINALIZERS:
             self._finalize(args)
             return None, args
-        if 0 <= self.forced <= cursor.count():
-            self._diverge(_FORCED)
+        if self._is_forced():
             return None, args
         step = cursor.advance(op, args, None)
         if step is not None and step.host:
@@ -140,7 +139,7 @@ class Following:
                 self._diverge(Mismatch("new operation", "a registered operation", op, ""))
                 return None, args
             given, args = args, settle(signature, args)
-            if self.recorder is not None:  # what settling issued was not known
+            if self.recorder is not None or self._is_forced():  # what settling issued was not known
                 return None, args
             step = cursor.advance(op, args, None) if args is not given else None
             if step is None:
@@ -152,6 +151,12 @@ class Following:
         if step.host:
             self._cut_for(step, op)
         return step, args
+
+    def _is_forced(self) -> bool:
+        if not 0 <= self.forced <= self.cursor.count():
+            return False
+        self._diverge(_FORCED)
+        return True
 
     def execute(self, device: Any, op: Any, inputs: Any, attrs: Any, outputs: int, cancel: Any) -> Any:
         """Answers an operation or function issued by name."""
@@ -180,8 +185,7 @@ class Following:
         if name in FINALIZERS:
             self._finalize(inputs)
             return None
-        if 0 <= self.forced <= self.cursor.count():
-            self._diverge(_FORCED)
+        if self._is_forced():
             return None
         step = self.cursor.advance(name, inputs, attrs) or self.cursor.adopt("execute", name, inputs, attrs, ())
         if step is None:
@@ -239,26 +243,6 @@ class Following:
         lazies = [new_lazy(out, key + n, self) for n, out in enumerate(step.outputs)]
         values.extend(lazies)
         return _shaped(step, lazies)
-
-    def _record_on_tapes(self, step: Step, op: str, args: tuple[Any, ...], result: Any) -> None:
-        flat: list[Any] = []
-        kinds: list[Any] = []
-        for i in range(step.arity):
-            value = args[i]
-            if i in step.lists:
-                value = [v if isinstance(v, EagerTensor) else tf.convert_to_tensor(v) for v in value]
-                flat.extend(value)
-                kinds.append(tuple(v._datatype_enum() for v in value))
-                continue
-            if not isinstance(value, EagerTensor):
-                signature = signature_of(op)
-                assert signature is not None
-                value = self.constant(value, python_spec(signature, i, args, value).dtype)
-            flat.append(value)
-            kinds.append(value._datatype_enum())
-        if step.tape is None:
-            step.tape = complete_attrs(op, step.attrs, tuple(kinds))
-        intercept._record_gradient(op, flat, step.tape, intercept.flat_outputs(result), ops.get_name_scope())
 
     def _launch_guarded(self, step: Step) -> Any:
         """Launches up to an operation that may fail where user code could catch it, and returns its result."""
