@@ -82,7 +82,7 @@ class Controller:
         following = Following(self.graph, self.segments, self.ledger, self.options)
         finished = False
         try:
-            with intercept.handling(following), following.running():
+            with intercept.handling(following), following:
                 results = [run(self.function, args, kwargs)]
             finished = True
             hand_out(results, following.watched())
@@ -94,16 +94,14 @@ class Controller:
         """Counts a followed call, learns what it recorded, and keeps the hooks for the tensors that outlive it."""
         cursor, recorder = following.cursor, following.recorder
         followed = cursor.count()
-        self.ledger.count("ops_followed", followed)
+        self.ledger.count("diverged" if recorder is not None else "followed", ops_followed=followed)
         self.last_events = followed
         if recorder is not None:
-            self.ledger.count("diverged")
             recorder.trace.finished = finished
             if following.graph is self.graph:  # and was not cleared meanwhile
                 self._learn(recorder.trace)
             self._missed()
         else:
-            self.ledger.count("followed")
             if cursor.adopted * SLOW_SHARE > followed:
                 self._missed()
             else:
@@ -117,7 +115,7 @@ class Controller:
             self.clear()
 
     def _learn(self, trace: Trace) -> None:
-        self.ledger.count("ops_recorded", len(trace.calls))
+        self.ledger.count(ops_recorded=len(trace.calls))
         with self._lock, intercept.handling(None):
             merge(self.graph, trace)
 

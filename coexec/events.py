@@ -67,10 +67,13 @@ class Ledger:
         self.segments: list[int] = []
         self.causes: Counter[Cause] = Counter()
 
-    def count(self, name: str, by: int = 1) -> None:
-        """Adds `by` to one of the counts of `Stats`."""
+    def count(self, *names: str, **by: int) -> None:
+        """Adds one to each of these counts of `Stats`, or as much as a keyword says."""
         with self._lock:
-            self.counts[name] += by
+            for name in names:
+                self.counts[name] += 1
+            for name, more in by.items():
+                self.counts[name] += more
 
     def cause(self, kind: Kind, text: str, location: object, hint: str = "") -> None:
         """Notes a cause, once however often it comes; beyond a bound, new ones are dropped."""

@@ -20,7 +20,7 @@ TRACER = [
     ["inputs"],
     ["intercept"],
     ["graph", "rebuild"],
-    ["trace", "constants", "derive", "wiring"],
+    ["trace", "constants", "derive", "operators", "wiring"],
     ["merge", "recorder", "cursor"],
     ["show", "check"],
 ]

@@ -74,6 +74,21 @@ class Cursor:
         self.step = step
         return step
 
+    def is_next(self, step: Step, op: str, args: tuple[Any, ...]) -> bool:
+        """Returns whether an operation is this plain step: known tensors in, one tensor out, no place to compare."""
+        if step.op != op or args[step.arity :] != step.attrs:
+            return False
+        base = self.base
+        for want, value in zip(step.slots, args):  # noqa: B905  (attributes follow the inputs)
+            if want >= 0:
+                if type(value) is not LazyTensor or value._key - base != want:
+                    return False
+            elif want > CONST and self.externals[-1 - want] is not (
+                value._value if type(value) is LazyTensor else value
+            ):
+                return False
+        return not step.consts or self._consts_fit(step.consts, args)
+
     def fits(self, step: Step, op: str, inputs: tuple[Any, ...], attrs: tuple[Any, ...] | None) -> bool:
         """Returns whether an operation is this step, and notes the feeds that it adds if so."""
         if step.op != op or (step.checked and step.frames != call_stack()[0]):

@@ -86,8 +86,8 @@ class Step:
 
     __slots__ = (
         "arity", "attrs", "checked", "consts", "depth", "end", "exact", "executables", "external", "first", "frames",
-        "host", "hot", "lists", "live", "next", "node", "op", "outputs", "parent", "risky", "single", "slots", "specs",
-        "tape", "variant", "visits",
+        "host", "hot", "lists", "live", "next", "node", "op", "outputs", "parent", "plain", "risky", "single", "slots",
+        "specs", "tape", "variant", "visits",
     )  # fmt: skip
     end: int
     live: int
@@ -133,6 +133,13 @@ class Step:
         self.executables: Any = None  # owned by the runtime: what has been compiled for a cut behind this step
         self.tape: Any = None  # the complete attributes, for gradient tapes
         self.risky: bool | None = None  # owned by the runtime: whether a failure could be caught by the program
+        self.plain = False
+
+    def settle_plain(self) -> None:
+        """Decides whether the cursor may compare this step in its shortest way."""
+        self.plain = self.risky is False and self.single and not (
+            self.host or self.checked or self.exact or self.lists or self.specs
+        )
 
     def add(self, step: Step, most: int) -> None:
         """Adds a step that may come next; beyond `most`, the oldest goes."""
@@ -141,6 +148,7 @@ class Step:
         if any(s.node is not step.node for s in self.next):
             for sibling in (*self.next, step):
                 sibling.checked = True
+                sibling.settle_plain()
         self.next.append(step)
         self.hot = step
 

@@ -41,17 +41,19 @@ def settle(signature: Signature, args: tuple[Any, ...]) -> tuple[Any, ...]:
         if is_list:
             if isinstance(value, (list, tuple)) and not all(_is_settled(v) for v in value):
                 settled = settled or list(args)
-                settled[i] = [
-                    v if _is_settled(v) else tf.convert_to_tensor(v, dtype=input_enum(signature, i, args, v))
-                    for v in value
-                ]
+                settled[i] = [v if _is_settled(v) else _tensor(signature, i, args, v) for v in value]
         elif not _is_settled(value):
             settled = settled or list(args)
             try:
-                settled[i] = tf.convert_to_tensor(value, dtype=input_enum(signature, i, args, value))
+                settled[i] = _tensor(signature, i, args, value)
             except (TypeError, ValueError, Unsupported):
                 continue  # TensorFlow says what is wrong with it
     return args if settled is None else tuple(settled)
+
+
+def _tensor(signature: Signature, i: int, args: tuple[Any, ...], value: Any) -> Any:
+    enum = None if is_resource_variable(value) else input_enum(signature, i, args, value)  # it has a dtype of its own
+    return tf.convert_to_tensor(value, dtype=enum)
 
 
 def _is_settled(value: Any) -> bool:

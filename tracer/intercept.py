@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 from tracer.inputs import python_spec
@@ -48,6 +47,8 @@ class Handler(Protocol):
 
     def execute(self, device: Any, op: Any, inputs: Any, attrs: Any, outputs: int, cancel: Any) -> Any: ...
 
+    def expected(self, op: str, args: tuple[Any, ...]) -> Any: ...
+
     def constant(self, value: Any, dtype: Any) -> Any: ...
 
     def opened(self, tape: Any) -> None: ...
@@ -67,20 +68,21 @@ def current_handler() -> Handler | None:
     return _thread.handler
 
 
-def set_handler(handler: Handler | None) -> None:
-    """Replaces the running thread's handler (a recording that takes over from a following)."""
-    _thread.handler = handler
-
-
-@contextlib.contextmanager
-def handling(handler: Handler | None) -> Iterator[None]:
+class handling:
     """Lets `handler` answer this thread's operations; None lets them run untouched."""
-    before = _thread.handler
-    _thread.handler = handler
-    try:
-        yield
-    finally:
-        _thread.handler = before
+
+    # A class, since a generator costs a microsecond, twice a call.
+    __slots__ = ("before", "handler")
+
+    def __init__(self, handler: Handler | None) -> None:
+        self.handler = handler
+
+    def __enter__(self) -> None:
+        self.before = _thread.handler
+        _thread.handler = self.handler
+
+    def __exit__(self, *_: object) -> None:
+        _thread.handler = self.before
 
 
 # Runs: calls that hold operations back. Whoever uses a variable that one of them uses must see what it would have done.
@@ -119,7 +121,7 @@ def device_in_scope() -> str | None:
 
 def _placed(handler: Handler) -> bool:
     """Whether the program has put the operation on a device of its own choice: it runs there, aside from the others."""
-    return handler.device is not None and context.context().device_name != handler.device
+    return context.context().device_name != handler.device
 
 
 # The hooks.
@@ -128,7 +130,7 @@ def _placed(handler: Handler) -> bool:
 def _fast_path(ctx: Any, op: str, name: Any, *args: Any) -> Any:
     handler = _thread.handler
     if handler is not None:
-        if _placed(handler):
+        if handler.device is not None and _placed(handler):
             return handler.aside(args, lambda: run_fast(op, name, args))
         return handler.fast(op, name, args)
     if _running:
@@ -141,7 +143,7 @@ def _fast_path(ctx: Any, op: str, name: Any, *args: Any) -> Any:
 def _execute_hook(handle: Any, device: Any, op: Any, inputs: Any, attrs: Any, outputs: int) -> Any:
     handler = _thread.handler
     if handler is not None:
-        if _placed(handler):
+        if handler.device is not None and _placed(handler):
             return handler.aside(inputs, lambda: run_execute(device, op, inputs, attrs, outputs))
         return handler.execute(device, op, inputs, attrs, outputs, None)
     if _running:
@@ -154,7 +156,7 @@ def _execute_cancelable_hook(
 ) -> Any:
     handler = _thread.handler
     if handler is not None:
-        if _placed(handler):
+        if handler.device is not None and _placed(handler):
             return handler.aside(inputs, lambda: run_execute(device, op, inputs, attrs, outputs, cancel))
         return handler.execute(device, op, inputs, attrs, outputs, cancel)
     if _running:
@@ -246,7 +248,7 @@ def template_of(result: Any) -> Any:
 
 def _constant_hook(value: Any, ctx: Any, dtype: Any = None) -> Any:
     handler = _thread.handler
-    if handler is not None and not isinstance(value, EagerTensor) and not _placed(handler):
+    if handler is not None and not isinstance(value, EagerTensor) and not (handler.device and _placed(handler)):
         return handler.constant(value, dtype)
     return _convert_to_eager_tensor(value, ctx, dtype)
 
@@ -292,14 +294,21 @@ _HOOKS += [
     for name in ("TFE_Py_TapeSetNew", "TFE_Py_ForwardAccumulatorNew")
 ]
 
+# By module: what is there without hooks, and with them.
+_ORIGINALS: list[tuple[dict[str, Any], dict[str, Any]]] = []
+_HOOKED: list[tuple[dict[str, Any], dict[str, Any]]] = []
+for _module in (constant_op, pywrap_tfe):
+    _mine = [h for h in _HOOKS if h[0] is _module]
+    _ORIGINALS.append((vars(_module), {name: original for _, name, original, _ in _mine}))
+    _HOOKED.append((vars(_module), {name: hook for _, name, _, hook in _mine}))
+
 _lock = threading.RLock()
 _holders = 0
 
 
 def installed() -> bool:
     """Returns whether the hooks are in place."""
-    module, name, _, hook = _HOOKS[-1]
-    return getattr(module, name) is hook
+    return pywrap_tfe.TFE_Py_FastPathExecute is _fast_path
 
 
 def hold() -> None:
@@ -307,8 +316,8 @@ def hold() -> None:
     global _holders
     with _lock:
         if not installed():  # in this order, an interrupt in between leaves nothing that lasts
-            for module, name, _, hook in _HOOKS:
-                setattr(module, name, hook)
+            for names, hooks in _HOOKED:
+                names.update(hooks)
         _holders += 1
 
 
@@ -318,8 +327,8 @@ def release() -> None:
     with _lock:
         _holders -= 1
         if _holders == 0:
-            for module, name, original, _ in _HOOKS:
-                setattr(module, name, original)
+            for names, originals in _ORIGINALS:
+                names.update(originals)
 
 
 def keep_while_alive(lazy: LazyTensor) -> None:

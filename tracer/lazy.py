@@ -7,6 +7,7 @@ Keras then take a lazy tensor for an `EagerTensor`. TensorFlow's C++ side does n
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -106,13 +107,9 @@ class LazyTensor(ops._EagerTensorBase):
         except AttributeError as error:
             raise AttributeError(str(error).replace("'EagerTensor'", _TYPE_NAME)) from None
 
-    @property
-    def dtype(self) -> Any:
-        return self._out.spec.dtype
-
-    @property
-    def shape(self) -> Any:
-        return self._out.spec.tensor_shape
+    # Getters in C: Keras asks some hundred times a step.
+    dtype = property(operator.attrgetter("_out.spec.dtype"))
+    shape = property(operator.attrgetter("_out.spec.tensor_shape"))
 
     @property
     def device(self) -> Any:

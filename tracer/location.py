@@ -106,7 +106,8 @@ def call_stack() -> tuple[tuple[Frame, ...], bool]:
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        if _is_user(code):
+        found = _codes.get(id(code))
+        if found[1] if found is not None else _is_user(code):
             key = (id(code), frame.f_lasti)
             known = _frames.get(key)
             if known is None:

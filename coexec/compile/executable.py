@@ -43,8 +43,10 @@ class Executable:
         ctx.ensure_initialized()
         _register(ctx, self.name, graph, backend)
         self._context = ctx
-        small = backend == "graph" and plan.live <= SINGLE_THREADED_OPS and not plan.heavy
-        self._attrs = ("executor_type", "SINGLE_THREADED_EXECUTOR" if small else "", "config_proto", _config(ctx))
+        small = plan.live <= SINGLE_THREADED_OPS and not plan.heavy
+        executor = "SINGLE_THREADED_EXECUTOR" if small else ""
+        # XLA needs none of these, and each takes a launch's time.
+        self._attrs: Any = () if backend == "xla" else ("executor_type", executor, "config_proto", _config(ctx))
         self.launches = 0
         self._finalizer = weakref.finalize(self, _remove, ctx, self.name)
         self._finalizer.atexit = False

@@ -88,7 +88,7 @@ class Segments:
         except Exception as error:  # nothing was written: the replay tells whether an operation failed, or the launch
             self._demote(compiled, executable, last, error)
             return False
-        self.ledger.counts["launches"] += 1
+        self.ledger.count("launches")
         if results is None:
             return False
         for number, tensor in zip(executable.outputs, results, strict=False):
