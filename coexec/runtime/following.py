@@ -104,11 +104,12 @@ class Following:
             cursor = self.cursor
             step = cursor.step.hot
             if step is not None and not step.host and self.forced < 0 and cursor.fits(step, op, args, None):
+                result = self._answer(step)
                 cursor.step = step
             else:
                 step, args = self._match_fast(op, args)
+                result = self._answer(step) if step is not None and not step.host else None
             if step is not None and not step.host:
-                result = self._answer(step)
                 if not tape_is_empty():
                     record_on_tapes(step, op, args, result, self.constant)
                 if step.risky or (step.risky is None and self._is_risky(step)):
@@ -269,9 +270,12 @@ class Following:
     def flush(self) -> None:
         """Carries out what is pending; the tensors that somebody still holds have values afterwards."""
         with _lock:
-            if self.recorder is None and self.cursor.step.parent is not None:
-                self._carry_out(self.cursor.step)
-                self.cursor.cut()
+            cursor = self.cursor
+            while cursor.step.parent is not None and cursor.step.end > len(self.values):
+                cursor.step = cursor.step.parent  # matched and not answered: an interrupt came in between
+            if self.recorder is None and cursor.step.parent is not None:
+                self._carry_out(cursor.step)
+                cursor.cut()
 
     def settle_for(self, handles: list[Any]) -> None:
         """Carries out what is pending if that reads or writes one of these variables."""
