@@ -36,14 +36,19 @@ thresholds = Thresholds()
 # The tensors read behind a cut may differ from call to call; after this many widenings all are given out.
 MAX_WIDENINGS = 4
 
+# So often may the checks of an XLA executable fail where no operation fails eagerly (a cast that wraps around, say).
+MAX_ALARMS = 4
+_ALARM = "its checks keep failing, though no operation fails"
+
 
 class Compiled:
     """What a cut's step keeps: the executable, if any, and why not."""
 
-    __slots__ = ("executable", "refused", "wanted", "widenings")
+    __slots__ = ("alarms", "executable", "refused", "wanted", "widenings")
 
     def __init__(self) -> None:
         self.executable: Executable | None = None
+        self.alarms = 0
         self.wanted: set[int] = set()
         self.widenings = 0
         self.refused = False
@@ -66,47 +71,52 @@ class Segments:
         if compiled is None:
             compiled = last.executables = Compiled()
             self._all.append(compiled)
+        executable, failure = None, None
         if not compiled.refused:
             executable = compiled.executable
             if executable is None or not compiled.wanted.issuperset(alive):
                 compiled.wanted.update(alive)
                 executable = self._compile(compiled, last) if last.visits >= self._visits_needed(last) else None
-            if executable is not None and self._launch(compiled, executable, last, feeds, values):
-                return
+            if executable is not None:
+                failure = self._launch(executable, feeds, values)
+                if failure is None:
+                    return
         replay(last.chain(), feeds, values)
+        if executable is not None and failure is not None:  # else an operation has failed, which raised just now
+            self._demote(compiled, executable, last, failure)
 
     def _visits_needed(self, last: Step) -> int:
         if last.live >= thresholds.small or self.options.jit_compile is True:
             return thresholds.visits
         return thresholds.visits_of_small
 
-    def _launch(
-        self, compiled: Compiled, executable: Executable, last: Step, feeds: list[Any], values: list[Any]
-    ) -> bool:
+    def _launch(self, executable: Executable, feeds: list[Any], values: list[Any]) -> str | None:
+        """Launches; returns None, or why that came to nothing, and then nothing was written."""
         try:
             results = executable.launch(feeds)
-        except Exception as error:  # nothing was written: the replay tells whether an operation failed, or the launch
-            self._demote(compiled, executable, last, error)
-            return False
+        except Exception as error:  # the replay tells whether it was an operation or the executable that failed
+            return str(error).partition("\n")[0][:300] or type(error).__name__
         self.ledger.count("launches")
         if results is None:
-            return False
+            return _ALARM
         for number, tensor in zip(executable.outputs, results, strict=False):
             values[number]._value = tensor
-        return True
+        return None
 
-    def _demote(self, compiled: Compiled, executable: Executable, last: Step, error: Exception) -> None:
-        if executable.launches:
-            return  # it has worked before, so an operation failed on these values
-        reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
+    def _demote(self, compiled: Compiled, executable: Executable, last: Step, reason: str) -> None:
+        """Takes a backend away from a segment that failed there and not eagerly."""
+        compiled.alarms += 1
+        if reason == _ALARM and compiled.alarms < MAX_ALARMS:
+            return
         location = last.node.location if last.node else ""
-        if executable.backend == "xla" and self.options.jit_compile is not False:
-            self.ledger.cause(Kind.XLA, f"XLA declined: {reason}", location)
-            compiled.executable = self._emit(compiled, last, "graph")
-        elif executable.backend == "graph":
-            compiled.refused = True
+        if executable.backend == "xla":
+            self.ledger.cause(Kind.XLA, reason, location)
+            with self._lock, handling(None):
+                compiled.executable = self._emit(compiled, last, "graph")
+        else:
+            self.ledger.cause(Kind.IMPERATIVE, reason, location)
             compiled.executable = None
-            self.ledger.cause(Kind.IMPERATIVE, f"the graph failed: {reason}", location)
+            compiled.refused = True
 
     def _compile(self, compiled: Compiled, last: Step) -> Executable | None:
         with self._lock, handling(None):
