@@ -256,7 +256,7 @@ class Cursor:
                 if variant is not None:
                     wiring = Wiring(self, node, op, signature, args)
                     wiring.build(inputs)
-        except (Unsupported, TypeError, ValueError) as error:
+        except (Unsupported, TypeError, ValueError, OverflowError) as error:
             return self._mismatch("unsupported input", location, "a tensor or a number", str(error))
         if node.host is not None:
             return self._move(Step(here, op, node, None, (), {}, {}, ()), node)

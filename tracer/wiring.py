@@ -85,9 +85,10 @@ class Wiring:
         spec = python_spec(self.signature, i, self.args, value)
         self.outside[path] = spec
         if small(value) and not fed:
-            if value.__class__ is float and value == 0.0:
+            tensor = make_constant(value, spec.dtype)  # raises where TensorFlow would not take it for one
+            if value.__class__ is float and value == 0.0 and spec.dtype.is_floating:
                 # TensorFlow keeps the tensors of Python numbers, and takes -0.0 and 0.0 for the same number.
-                value = float(make_constant(value, spec.dtype))
+                value = float(tensor)
             const = Const(value)
             return CONST, part_of(const, spec, self.op), const
         return self._external(make_constant(value, spec.dtype), spec), spec, None

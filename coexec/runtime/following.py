@@ -153,6 +153,11 @@ class Following:
             if step is None:
                 count = len(signature.inputs)
                 step = cursor.adopt("fast", op, args[:count], args[count:], args)
+            if step is None and cursor.mismatch is not None and cursor.mismatch.kind == "unsupported input":
+                # TensorFlow refuses it, most likely, and the program hears so; it is no part of the graph.
+                self.ledger.cause(Kind.CUT, f"{op} refuses its input: {cursor.mismatch.seen}", cursor.mismatch.location)
+                self._finalize(args)
+                return None, args
             if step is None:
                 self._diverge(cursor.mismatch)
                 return None, args
@@ -384,5 +389,4 @@ _READ = "read it later, or together with others, if the program does not need it
 _HINTS = {
     "new operation": "nothing, if this path is one of few; each is recorded once",
     "new shapes": "give inputs of few shapes, for example by padding the last batch of an epoch",
-    "unsupported input": "convert the value with tf.convert_to_tensor first",
 }

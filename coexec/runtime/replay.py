@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from tracer.graph import LIST, Step
 from tracer.intercept import fast_execute, flat_outputs, handling, make_constant, run_execute
 from tracer.lazy import eager_constant
@@ -29,28 +31,36 @@ def replay(steps: list[Step], feeds: list[Any], values: list[Any]) -> None:
                     real[step.first + n] = eager_constant(out.const.value, out.spec)
                 continue
             inputs = [_input(step, i, slot, real, feeds) for i, slot in enumerate(step.slots)]
-            if step.node.entry == "execute":
-                flat = [make_constant(v, None) if i in step.consts else v for i, v in enumerate(inputs)]
-                result = _execute(step, flat)
-            else:
-                try:
-                    result = fast_execute(ctx, step.op, step.node.name, *inputs, *step.attrs)
-                except core._NotOkStatusException as error:
-                    name = step.node.name
-                    error.message += " name: " + str(name if name is not None else "")
-                    failure = core._status_to_exception(error)
-                    failure.__suppress_context__ = True
-                    raise_at(failure, step.node.location)
+            try:
+                if step.node.entry == "execute":
+                    result = run_execute(ctx.device_name, step.op, _made(inputs), step.attrs, len(step.outputs))
+                else:
+                    result = _run_fast(ctx, step, inputs)
+            except core._NotOkStatusException as error:
+                if step.node.entry == "fast":  # as the generated wrappers do
+                    error.message += " name: " + str(step.node.name if step.node.name is not None else "")
+                failure = core._status_to_exception(error)
+                failure.__suppress_context__ = True
+                raise_at(failure, step.node.location)
             for n, tensor in enumerate(flat_outputs(result)):
                 real[step.first + n] = tensor
                 values[step.first + n]._value = tensor
 
 
-def _execute(step: Step, inputs: list[Any]) -> Any:
+def _run_fast(ctx: Any, step: Step, inputs: list[Any]) -> Any:
+    name = step.node.name if step.node is not None else None
     try:
-        return run_execute(context.context().device_name, step.op, inputs, step.attrs, len(step.outputs))
-    except core._NotOkStatusException as error:
-        raise core._status_to_exception(error) from None
+        return fast_execute(ctx, step.op, name, *inputs, *step.attrs)
+    except core._FallbackException:
+        # Constants that were tensors when the operation was recorded, of a dtype that only tensors can have.
+        return fast_execute(ctx, step.op, name, *_made(inputs), *step.attrs)
+
+
+def _made(inputs: list[Any]) -> list[Any]:
+    """Returns the inputs with arrays made tensors, of their own dtype."""
+    return [
+        _made(v) if isinstance(v, list) else make_constant(v, None) if isinstance(v, np.ndarray) else v for v in inputs
+    ]
 
 
 def _input(step: Step, i: int, slot: int, real: list[Any], feeds: list[Any]) -> Any:

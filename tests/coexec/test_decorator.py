@@ -461,10 +461,9 @@ def test_what_explain_says_of_an_unsupported_input():
         with pytest.raises(TypeError, match="Cannot convert 'a' to EagerTensor") if n == "a" else nullcontext():
             fn(X, n)
     assert said(fn).splitlines()[1:] == [
-        "divergence:",
-        "  1 x unsupported input: expected a tensor or a number, saw Cannot convert 'a' to EagerTensor of dtype float",
+        "segment cut:",
+        "  1 x Mul refuses its input: Cannot convert 'a' to EagerTensor of dtype float",
         "    at FILE+0",
-        "    what to do: convert the value with tf.convert_to_tensor first",
     ]
 
 
