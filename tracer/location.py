@@ -56,6 +56,8 @@ _library_prefixes = [_package_directory(m) for m in (tensorflow, keras, numpy)] 
 # The code object is kept so that its id stays its own.
 _codes: dict[int, tuple[CodeType, bool]] = {}
 _frames: dict[tuple[int, int], tuple[Frame, bool]] = {}
+# Of a library's code only this counts as a guard: Keras writes into an error which layer it came from.
+_naming: set[int] = set()
 _entries: set[int] = set()
 MAX_CACHED = 20_000
 
@@ -76,6 +78,7 @@ def _forget() -> None:
     kept = {key: _codes[key] for key in _entries}
     _codes.clear()
     _frames.clear()
+    _naming.clear()
     _codes.update(kept)
 
 
@@ -87,6 +90,8 @@ def _is_user(code: CodeType) -> bool:
         name = code.co_filename
         user = not name.startswith("<frozen") and not any(name.startswith(p) for p in _library_prefixes)
         found = _codes[id(code)] = (code, user)
+        if code.co_name == "error_handler" and name.endswith(os.path.join("src", "utils", "traceback_utils.py")):
+            _naming.add(id(code))
     return found[1]
 
 
@@ -116,6 +121,8 @@ def call_stack() -> tuple[tuple[Frame, ...], bool]:
                 known = _frames[key] = (place, is_guarded(code, frame.f_lasti, frame.f_globals))
             stack.append(known[0])
             guarded = guarded or known[1]
+        elif id(code) in _naming:
+            guarded = True
         elif id(code) in _entries:
             break
         frame = frame.f_back  # type: ignore[assignment]

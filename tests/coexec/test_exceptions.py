@@ -6,6 +6,7 @@ import io
 import logging
 import traceback
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -473,3 +474,22 @@ def test_an_operation_that_no_backend_takes():
     assert (fn.stats().followed, fn.stats().diverged) == (5, 0)
     assert fn.stats().launches > 0
     assert "runs on its own: strings cannot be compiled" in fn.explain()
+
+
+def test_keras_names_the_layer_that_failed():
+    """An operation that fails in a layer, with other layers behind it, is told with that layer's name."""
+    embedding, dense = keras.layers.Embedding(4, 3), keras.layers.Dense(2)
+
+    @coexec.function
+    def step(ids):
+        return dense(embedding(ids))
+
+    for ids in ([0, 1], [1, 2], [2, 3], [3, 0]):
+        step(tf.constant([ids]))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"calling Embedding.call\(\)") as caught:
+        step(tf.constant([[0, 99]]))
+    assert "indices[0,1] = 99 is not in [0, 4)" in str(caught.value)
+    del caught
+    followed = step.stats().followed
+    step(tf.constant([[0, 1]]))
+    assert step.stats().followed == followed + 1
