@@ -87,6 +87,7 @@ def function(
     strict: bool = False,
     name: str | None = None,
     autograph: Any = None,
+    regions: bool = True,
 ) -> Callable[[Callable[..., Any]], Function]: ...
 
 
@@ -99,6 +100,7 @@ def function(
     strict: bool = False,
     name: str | None = None,
     autograph: Any = None,
+    regions: bool = True,
 ) -> Any:
     """Makes a function of eager TensorFlow operations fast, and changes nothing else.
 
@@ -113,11 +115,13 @@ def function(
       strict: raise `coexec.Divergence` where a call leaves the known paths.
       name: what reports call the function.
       autograph: accepted for `tf.function`'s sake, and ignored: Python runs as it is.
+      regions: follow calls into Keras (layers, losses, metrics, optimizers, gradients) as one unit, their Python not
+        run, where they are known to do what they did before. False runs their Python on every call, too.
 
     Returns:
       A `Function`, or a decorator if `func` is not given.
     """
-    options = Options(jit_compile, input_signature, reduce_retracing, strict, name)
+    options = Options(jit_compile, input_signature, reduce_retracing, strict, name, regions)
     if func is None:
         return lambda f: function_of(f, options)
     return function_of(func, options)

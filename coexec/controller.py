@@ -13,7 +13,7 @@ from coexec.options import Options
 from coexec.runtime.following import Following
 from coexec.runtime.results import hand_out
 from coexec.runtime.segments import Segments
-from tracer import intercept
+from tracer import intercept, library
 from tracer.graph import TraceGraph
 from tracer.location import mark_entry
 from tracer.merge import merge
@@ -42,6 +42,8 @@ class Controller:
         self.ledger = Ledger()
         self.graph = TraceGraph(name)
         self.segments = Segments(options, self.ledger)
+        if options.regions:
+            library.install()
         self._lock = threading.Lock()
         self._misses = 0
         self._pause = 0
@@ -85,7 +87,7 @@ class Controller:
             with intercept.handling(following), following:
                 results = [run(self.function, args, kwargs)]
             finished = True
-            hand_out(results, following.watched())
+            hand_out(results, following.tapes.alive())
             return results.pop()
         finally:
             self._settle(following, finished)
@@ -94,7 +96,9 @@ class Controller:
         """Counts a followed call, learns what it recorded, and keeps the hooks for the tensors that outlive it."""
         cursor, recorder = following.cursor, following.recorder
         followed = cursor.count()
-        self.ledger.count("diverged" if recorder is not None else "followed", ops_followed=followed)
+        self.ledger.count(
+            "diverged" if recorder is not None else "followed", ops_followed=followed, regions=following.regions
+        )
         self.last_events = followed
         if recorder is not None:
             recorder.trace.finished = finished

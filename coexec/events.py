@@ -16,6 +16,7 @@ class Kind(enum.Enum):
     XLA = "not compiled by XLA"  # the segment runs as a TensorFlow graph
     IMPERATIVE = "not compiled"  # the segment's operations run one by one
     FAILURE = "failed operation"  # an operation raised
+    LIBRARY = "library call not followed as one"  # its Python is run
     BACKOFF = "backed off"  # calls ran plainly, since following did not pay
 
 
@@ -46,6 +47,7 @@ class Stats:
     compiles: int = 0
     ops_followed: int = 0
     ops_recorded: int = 0
+    regions: int = 0  # library calls that were followed as one unit, their Python not run
     ops_per_segment: tuple[int, ...] = ()
 
     @property

@@ -11,6 +11,7 @@ class Options:
     """The decorator's keywords, with `tf.function`'s meaning where it has one for them.
 
     `jit_compile`: "auto" compiles with XLA what XLA runs right and well, True whatever XLA runs right, False nothing.
+    `regions`: follow calls into Keras as one unit, their Python not run, where that is known to make no difference.
     `strict`: raise `coexec.Divergence` where a call would be recorded anew.
     """
 
@@ -19,6 +20,7 @@ class Options:
     reduce_retracing: bool = True
     strict: bool = False
     name: str | None = None
+    regions: bool = True
 
     def __post_init__(self) -> None:
         if self.jit_compile is not True and self.jit_compile is not False and self.jit_compile != "auto":

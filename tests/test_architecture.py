@@ -18,7 +18,8 @@ TRACER = [
     ["op", "literals"],
     ["lazy"],
     ["inputs"],
-    ["intercept"],
+    ["intercept", "effects"],
+    ["library"],
     ["graph", "rebuild"],
     ["trace", "constants", "derive", "operators", "wiring"],
     ["merge", "recorder", "cursor"],
@@ -33,7 +34,7 @@ COEXEC = [
     ["runtime"],
     ["controller"],
     ["api"],
-    ["testing", "__init__"],
+    ["testing", "__init__", "__main__"],
 ]
 
 # Imports against the order, each inside of a function that is called long after both modules are there.

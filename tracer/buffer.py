@@ -13,6 +13,7 @@ from typing import Any
 
 _TP_AS_BUFFER = 20 * ctypes.sizeof(ctypes.c_void_p)
 _GetBuffer = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p, ctypes.c_int)
+_callbacks: list[Any] = []  # a class's slot does not keep its own alive
 
 
 def export_buffer_of(cls: type, attribute: str) -> None:
@@ -27,7 +28,7 @@ def export_buffer_of(cls: type, attribute: str) -> None:
         ))  # fmt: skip
 
     callback = _GetBuffer(get_buffer)
-    cls._buffer_callback = callback  # type: ignore[attr-defined]  # the slot does not keep it alive
+    _callbacks.append(callback)
     slot = ctypes.c_void_p.from_address(id(cls) + _TP_AS_BUFFER).value
     assert slot is not None
     ctypes.c_void_p.from_address(slot).value = ctypes.cast(callback, ctypes.c_void_p).value

@@ -15,7 +15,7 @@ from typing import Any
 
 from tracer.derive import derive
 from tracer.graph import CONST, Node, Step, TraceGraph
-from tracer.inputs import Unsupported
+from tracer.inputs import Unsupported, has_tensors
 from tracer.intercept import make_constant
 from tracer.lazy import LazyTensor
 from tracer.location import Location, call_stack
@@ -132,7 +132,7 @@ class Cursor:
                 if value._out.const is None:
                     return False  # still to come: another wiring
                 real = value.resolve()
-        elif k == len(externals) and value is not None:
+        elif k == len(externals) and value is not None and not has_tensors(value):
             spec = step.specs[k - step.parent.external]  # type: ignore[union-attr]
             try:
                 real = make_constant(value, spec.dtype)
@@ -263,20 +263,14 @@ class Cursor:
         if variant is None:
             known = "; ".join(str(v.key) for v in list(node.variants.values())[-3:])
             return self._mismatch("new shapes", location, known, str(parts))
-        for other in here.next:
-            if other.node is not node or other.variant is not variant or other.slots != tuple(wiring.slots):
-                continue
-            if any(slots != wiring.lists[i][0] for i, (slots, _) in other.lists.items()):
-                continue
-            # The same place with another Python number: from now on the number is fed.
-            changed: set[Any] = {i for i, c in other.consts.items() if wiring.consts[i] != c}
-            for i, (_, consts) in other.lists.items():
-                changed |= {(i, j) for j, c in consts.items() if wiring.lists[i][1][j] != c}
-            if changed:
-                node.fed |= changed
-                here.next.remove(other)
-                here.hot = None
-                return self.adopt(entry, op, inputs, attrs, args)
+        # The same place with another Python number, none that decides a shape: from now on the number is fed.
+        given = wiring.numbers(parts)
+        changed = {path for path, const in given.items() if node.constants.setdefault(path, const) != const}
+        if changed:
+            node.fed |= changed
+            here.next = [s for s in here.next if s.node is not node or not changed.intersection(_constant_inputs(s))]
+            here.hot = None
+            return self.adopt(entry, op, inputs, attrs, args)
         wiring.commit()
         return self._move(
             Step(here, op, node, variant, tuple(wiring.slots), wiring.consts, wiring.lists, tuple(wiring.specs)), node
@@ -299,3 +293,8 @@ class Cursor:
 
     def _mismatch(self, kind: str, location: Any, expected: str, seen: str) -> Any:
         self.mismatch = Mismatch(kind, expected, seen, str(location))
+
+
+def _constant_inputs(step: Step) -> list[Any]:
+    """Returns which inputs of a step are constants, by input, or by input and item."""
+    return [*step.consts, *((i, j) for i, (_, consts) in step.lists.items() for j in consts)]

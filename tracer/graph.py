@@ -17,7 +17,7 @@ from typing import Any
 
 from tracer.inputs import shape_like
 from tracer.lazy import Output
-from tracer.location import Location
+from tracer.location import FREE, Location
 from tracer.op import Const, copied_attrs, freeze, signature_of
 from tracer.spec import Spec, spec_of
 
@@ -51,7 +51,7 @@ class Node:
     """One operation at one place of the user's program."""
 
     __slots__ = (
-        "after", "attrs", "entry", "fed", "guarded", "host", "inputs", "location", "name", "number",
+        "after", "attrs", "constants", "entry", "fed", "guarded", "host", "inputs", "location", "name", "number",
         "op", "predecessors", "successors", "variants",
     )  # fmt: skip
 
@@ -62,13 +62,14 @@ class Node:
         self.attrs: tuple[Any, ...] = copied_attrs(attrs)
         self.location = location
         self.name: Any = None
-        self.guarded = False
+        self.guarded = FREE  # what the program may do with its failure
         self.host: str | None = None  # why the operation runs on its own and is no part of a segment
         self.variants: dict[tuple[Any, ...], Variant] = {}
         self.successors: dict[int, Node] = {}
         self.predecessors: dict[int, Node] = {}
         self.inputs: list[set[str]] = []  # where each input has come from, for people
         self.fed: set[Any] = set()  # constants that have changed and are fed since
+        self.constants: dict[Any, Const] = {}  # the first of those that may be fed, by input, or by input and item
         self.after: Step | None = None
 
     def start_after(self) -> Step:
@@ -86,8 +87,8 @@ class Step:
 
     __slots__ = (
         "arity", "attrs", "checked", "consts", "depth", "end", "exact", "executables", "external", "first", "frames",
-        "host", "hot", "lists", "live", "next", "node", "op", "outputs", "parent", "plain", "risky", "single", "slots",
-        "specs", "tape", "variant", "visits",
+        "host", "hot", "lists", "live", "next", "node", "op", "outputs", "parent", "plain", "regions", "risky",
+        "single", "slots", "specs", "tape", "variant", "visits",
     )  # fmt: skip
     end: int
     live: int
@@ -132,13 +133,16 @@ class Step:
         self.visits = 0
         self.executables: Any = None  # owned by the runtime: what has been compiled for a cut behind this step
         self.tape: Any = None  # the complete attributes, for gradient tapes
+        self.regions: Any = None  # owned by the runtime: library calls that begin behind this step
         self.risky: bool | None = None  # owned by the runtime: whether a failure could be caught by the program
         self.plain = False
 
     def settle_plain(self) -> None:
         """Decides whether the cursor may compare this step in its shortest way."""
-        self.plain = self.risky is False and self.single and not (
-            self.host or self.checked or self.exact or self.lists or self.specs
+        self.plain = (
+            self.risky is False
+            and self.single
+            and not (self.host or self.checked or self.exact or self.lists or self.specs)
         )
 
     def add(self, step: Step, most: int) -> None:
@@ -158,6 +162,13 @@ class Step:
         while step.parent is not None:
             step = step.parent
         return step
+
+    def arrange(self, tensors: list[Any]) -> Any:
+        """Returns the outputs, given as they are numbered, in the form in which the operation returns them."""
+        template = self.variant.template if self.variant is not None else None
+        if template is None:
+            return None
+        return [tensors[t] if isinstance(t, int) else [tensors[n] for n in t] for t in template]
 
     def chain(self) -> list[Step]:
         """Returns the steps of the segment up to this one, in order."""

@@ -31,11 +31,7 @@ def is_guarded(code: CodeType, offset: int, namespace: dict[str, Any]) -> bool:
     parse = getattr(dis, "_parse_exception_table", None)
     instructions = list(dis.get_instructions(code))
     if parse is None:
-        # 3.10 keeps blocks on a run-time stack: any `try` in the function counts, a `with` by its manager.
-        return any(
-            i.opname == "SETUP_FINALLY" or (i.opname == "SETUP_WITH" and not _transparent(instructions, n, namespace))
-            for n, i in enumerate(instructions)
-        )
+        return _is_guarded_by_blocks(instructions, offset, namespace)
     entries = parse(code)
     position = {instruction.offset: n for n, instruction in enumerate(instructions)}
     seen = set()
@@ -55,6 +51,41 @@ def is_guarded(code: CodeType, offset: int, namespace: dict[str, Any]) -> bool:
             if not _transparent(instructions, before, namespace):
                 return True
         offset = entry.target
+
+
+_JUMPS = frozenset(dis.hasjrel + dis.hasjabs)
+_ENDS = ("JUMP_FORWARD", "JUMP_ABSOLUTE", "RETURN_VALUE", "RAISE_VARARGS", "RERAISE")
+_NAME_CLEANUP = ("LOAD_CONST", "STORE", "DELETE", "RERAISE")  # how `except ... as name` forgets its name
+
+
+def _is_guarded_by_blocks(instructions: list[Any], offset: int, namespace: dict[str, Any]) -> bool:
+    """Answers `is_guarded` on 3.10, which keeps blocks on a run-time stack: it is followed along every jump."""
+    position = {instruction.offset: n for n, instruction in enumerate(instructions)}
+    stacks: dict[int, tuple[int, ...]] = {}  # for each reachable instruction, those that set up the blocks around it
+    ahead: list[tuple[int, tuple[int, ...]]] = [(0, ())]
+    while ahead:
+        n, stack = ahead.pop()
+        if n in stacks:
+            continue
+        stacks[n] = stack
+        name = instructions[n].opname
+        if instructions[n].opcode in _JUMPS:
+            ahead.append((position[instructions[n].argval], stack))  # a handler runs outside of its own block
+            if name.startswith("SETUP_"):
+                stack = (*stack, n)
+        elif name == "POP_BLOCK":
+            stack = stack[:-1]
+        if name not in _ENDS:
+            ahead.append((n + 1, stack))
+
+    def catches(setup: int) -> bool:
+        if instructions[setup].opname == "SETUP_WITH":
+            return not _transparent(instructions, setup, namespace)
+        target = position[instructions[setup].argval]
+        handler = zip(instructions[target:], _NAME_CLEANUP, strict=False)
+        return not all(i.opname.startswith(name) for i, name in handler)
+
+    return any(catches(setup) for setup in stacks.get(position[offset], ()))
 
 
 _STARTS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FAST", "LOAD_DEREF")

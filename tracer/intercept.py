@@ -10,8 +10,8 @@ The hooks pass everything on untouched, unless
 They are installed while a call is recorded or followed, and while a lazy tensor is alive anywhere.
 Relies on: `pywrap_tfe.TFE_Py_FastPathExecute(ctx, op, name, *inputs, *attrs)`, `TFE_Py_Execute(handle, device, op,
 inputs, attrs, outputs)`, `TFE_Py_ExecuteCancelable`, `TFE_Py_TensorShapeSlice`, `TFE_ToDlpackCapsule`,
-`TFE_DlpackDevice`, `TFE_Py_PackEagerTensors`, `TFE_Py_TapeSetNew`, `TFE_Py_ForwardAccumulatorNew`,
-`TFE_Py_RecordGradient`, `TFE_Py_TapeSetIsEmpty`.
+`TFE_DlpackDevice`, `TFE_Py_PackEagerTensors`, `TFE_Py_ForwardAccumulatorNew`, `TFE_Py_RecordGradient`, and the
+functions of the set of tapes (`TFE_Py_TapeSet...`), which are called with the tape, or return it.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class Handler(Protocol):
     """
 
     device: str | None
+    open: bool  # whether it wants to hear of library calls
+    tapes: Any  # hears of what happens to tapes; None: nobody does
 
     def fast(self, op: str, name: Any, args: tuple[Any, ...]) -> Any: ...
 
@@ -51,7 +53,7 @@ class Handler(Protocol):
 
     def constant(self, value: Any, dtype: Any) -> Any: ...
 
-    def opened(self, tape: Any) -> None: ...
+    def library(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
 
     def aside(self, inputs: Any, run: Any) -> Any: ...
 
@@ -91,7 +93,7 @@ _running: list[Any] = []
 
 
 def enter_run(run: Any) -> None:
-    """Makes other threads ask `run.settle_for(handles)` before they use a resource."""
+    """Makes other threads ask `run.settle_for(handles)` before they use a resource, and `run.settle_tape(tape)`."""
     _running.append(run)
 
 
@@ -105,6 +107,12 @@ def settle_for(handles: list[Any], but: Any = None) -> None:
     for run in list(_running):
         if run is not but:
             run.settle_for(handles)
+
+
+def _settle_tape(tape: Any) -> None:
+    """Makes every run put on a tape of its own what it holds back: another thread asks it."""
+    for run in list(_running):
+        run.settle_tape(tape)
 
 
 def _settle_runs(inputs: Any) -> None:
@@ -260,13 +268,28 @@ def make_constant(value: Any, dtype: Any) -> Any:
     return _convert_to_eager_tensor(value, context.context(), dtype)
 
 
-def _telling(function: Any) -> Any:
-    """Returns `function`, which makes a tape or accumulator, made to tell the handler of it."""
+def _telling(function: Any, event: str) -> Any:
+    """Returns `function`, which works on a tape or accumulator, made to tell the handler's tapes of it beforehand."""
+
+    def hook(*args: Any) -> Any:
+        handler = _thread.handler
+        if handler is not None and handler.tapes is not None:
+            getattr(handler.tapes, event)(*args)
+        elif event == "asked" and args and _running:
+            _settle_tape(args[0])
+        return function(*args)
+
+    return hook
+
+
+def _opening(function: Any, event: str) -> Any:
+    """Returns `function`, which makes a tape or accumulator, made to tell the handler's tapes of what it made."""
 
     def hook(*args: Any) -> Any:
         tape = function(*args)
-        if _thread.handler is not None:
-            _thread.handler.opened(tape)
+        handler = _thread.handler
+        if handler is not None and handler.tapes is not None:
+            getattr(handler.tapes, event)(tape)
         return tape
 
     return hook
@@ -290,8 +313,23 @@ _HOOKS += [
     for name in ("TFE_Py_TensorShapeSlice", "TFE_ToDlpackCapsule", "TFE_DlpackDevice", "TFE_Py_PackEagerTensors")
 ]
 _HOOKS += [
-    (pywrap_tfe, name, getattr(pywrap_tfe, name), _telling(getattr(pywrap_tfe, name)))
-    for name in ("TFE_Py_TapeSetNew", "TFE_Py_ForwardAccumulatorNew")
+    (pywrap_tfe, name, getattr(pywrap_tfe, name), tell(getattr(pywrap_tfe, name), event))
+    for name, tell, event in (
+        ("TFE_Py_TapeSetNew", _opening, "opened"),
+        ("TFE_Py_ForwardAccumulatorNew", _opening, "accumulates"),
+        ("TFE_Py_TapeSetAdd", _telling, "pushed"),
+        ("TFE_Py_TapeSetRemove", _telling, "popped"),
+        ("TFE_Py_TapeWatch", _telling, "watched"),
+        ("TFE_Py_TapeWatchVariable", _telling, "watched"),
+        ("TFE_Py_TapeVariableAccessed", _telling, "accessed"),
+        ("TFE_Py_TapeGradient", _telling, "asked"),
+        ("TFE_Py_RecordGradient", _telling, "bypassed"),
+        ("TFE_Py_TapeSetRecordOperation", _telling, "bypassed"),
+        ("TFE_Py_TapeSetRecordOperationBackprop", _telling, "bypassed"),
+        ("TFE_Py_TapeSetRecordOperationForwardprop", _telling, "bypassed"),
+        ("TFE_Py_TapeSetShouldRecordBackprop", _telling, "asked"),
+        ("TFE_Py_TapeSetPossibleGradientTypes", _telling, "asked"),
+    )
 ]
 
 # By module: what is there without hooks, and with them.

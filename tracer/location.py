@@ -53,9 +53,9 @@ _library_prefixes = [_package_directory(m) for m in (tensorflow, keras, numpy)] 
 ]
 
 # By the code object's id: hashing a code object hashes its constants, which takes longer than the walk itself.
-# The code object is kept so that its id stays its own.
+# The code object is kept in both so that its id stays its own.
 _codes: dict[int, tuple[CodeType, bool]] = {}
-_frames: dict[tuple[int, int], tuple[Frame, bool]] = {}
+_frames: dict[tuple[int, int], tuple[Frame, bool, CodeType]] = {}
 # Of a library's code only this counts as a guard: Keras writes into an error which layer it came from.
 _naming: set[int] = set()
 _entries: set[int] = set()
@@ -82,7 +82,8 @@ def _forget() -> None:
     _codes.update(kept)
 
 
-def _is_user(code: CodeType) -> bool:
+def is_user(code: CodeType) -> bool:
+    """Returns whether frames of this code are part of locations: it belongs to none of the libraries."""
     found = _codes.get(id(code))
     if found is None:
         if len(_codes) > MAX_CACHED:
@@ -101,28 +102,33 @@ def _offset(code: CodeType, offset: int) -> int:
     return offset + 4 if precall is not None and code.co_code[offset] == precall else offset
 
 
-def call_stack() -> tuple[tuple[Frame, ...], bool]:
-    """Returns the running thread's user frames and whether one of them could catch an exception raised now.
+# What could happen to an exception on its way out: nothing, Keras notes which layer it came from, the user catches it.
+FREE, NAMED, CAUGHT = range(3)
+
+
+def call_stack() -> tuple[tuple[Frame, ...], int]:
+    """Returns the running thread's user frames, and what could happen to an exception raised now.
 
     The frames are innermost first, up to the entry of the traced call.
     """
     stack = []
-    guarded = False
+    guarded = FREE
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         found = _codes.get(id(code))
-        if found[1] if found is not None else _is_user(code):
+        if found[1] if found is not None else is_user(code):
             key = (id(code), frame.f_lasti)
             known = _frames.get(key)
             if known is None:
                 name = getattr(code, "co_qualname", code.co_name)
                 place = Frame(code.co_filename, name, frame.f_lineno or 0, _offset(code, frame.f_lasti))
-                known = _frames[key] = (place, is_guarded(code, frame.f_lasti, frame.f_globals))
+                known = _frames[key] = (place, is_guarded(code, frame.f_lasti, frame.f_globals), code)
             stack.append(known[0])
-            guarded = guarded or known[1]
+            if known[1]:
+                guarded = CAUGHT
         elif id(code) in _naming:
-            guarded = True
+            guarded = max(guarded, NAMED)
         elif id(code) in _entries:
             break
         frame = frame.f_back  # type: ignore[assignment]

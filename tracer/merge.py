@@ -22,7 +22,7 @@ def merge(graph: TraceGraph, trace: Trace) -> None:
             add_variant(node, call)
         for known, source in zip(node.inputs, call.sources, strict=False):
             known.add(source)
-        node.guarded = node.guarded or call.guarded
+        node.guarded = max(node.guarded, call.guarded)
         before = node
     if trace.finished:
         graph.exits.add(before.number)

@@ -21,16 +21,17 @@ class Const:
 
     __slots__ = ("_key", "value")
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, given: Any = None) -> None:
+        """`given` is what the program says for it, if that is not what TensorFlow makes of it."""
         self.value = value.copy() if isinstance(value, np.ndarray) else _copied(value)
-        self._key = freeze(value)
+        self._key = freeze(value if given is None else given)
 
     def holds(self, value: Any) -> bool:
         """Returns whether `value` is this constant."""
         mine = self.value
-        if value is mine and mine.__class__ is not list:
-            return True
         kind = mine.__class__
+        if value is mine and kind is not list and kind is not float:
+            return True
         if value.__class__ is not kind:
             return False
         if kind is int or kind is bool or kind is str or kind is bytes:
@@ -60,7 +61,7 @@ class OpCall(NamedTuple):
     values: tuple[Const | None, ...]  # outputs that follow from shapes and constants alone
     template: Any
     location: Location
-    guarded: bool  # whether user code could catch its failure
+    guarded: int  # whether somebody could catch its failure (see `location`)
     host: str | None = None  # why it cannot be followed but must run at its place: it failed, say
 
 
@@ -75,6 +76,8 @@ def freeze(value: Any) -> Any:
         return (kind, repr(value))
     if kind is list or kind is tuple:
         return (kind, tuple([freeze(v) for v in value]))
+    if isinstance(value, list):  # Keras keeps lists of a class of its own
+        return (list, tuple([freeze(v) for v in value]))
     if isinstance(value, np.ndarray):
         if value.dtype == object:
             return (kind, freeze(value.tolist()))
@@ -87,7 +90,7 @@ def freeze(value: Any) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    if value.__class__ is list:
+    if isinstance(value, list):
         return [_copied(v) for v in value]
     if value.__class__ is tuple:
         return tuple([_copied(v) for v in value])
@@ -123,7 +126,8 @@ def signature_of(op: str) -> Signature | None:
         inputs=tuple(a.name for a in definition.input_arg),
         lists=tuple(is_list(a) for a in definition.input_arg),
         output_lists=tuple(is_list(a) for a in definition.output_arg),
-        stateful=bool(definition.is_stateful),
+        # What takes a seed gets another one each time, also where it is said to have no state.
+        stateful=bool(definition.is_stateful) or any(attr.name == "seed2" for attr in definition.attr),
         definition=definition,
     )
 

@@ -5,6 +5,8 @@ Relies on `op_def_library._apply_op_helper`, which takes the names of the op's d
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from typing import Any
 
 import tensorflow as tf
@@ -56,10 +58,27 @@ def apply(op: str, entry: str, attrs: tuple[Any, ...], inputs: list[Any]) -> lis
             derived.update((arg.type_attr, arg.number_attr, arg.type_list_attr))
     keywords = dict(zip(signature.inputs, inputs, strict=True))
     for name, value in zip(attrs[::2], attrs[1::2], strict=True):
-        if value is not None and name not in derived:
+        if name in derived:
+            continue
+        value = _default(signature, name) if value is None else value
+        if value is not None:
             keywords[name] = value
     _, _, operation, _ = op_def_library._apply_op_helper(op, **keywords)
     return list(operation.outputs)
+
+
+_FIELDS = {"int": "i", "float": "f", "bool": "b", "string": "s", "type": "type"}
+
+
+def _default(signature: Signature, name: str) -> Any:
+    """Returns the default of an attribute, which the wrappers leave to the runtime by passing None."""
+    for attr in signature.definition.attr:
+        if attr.name == name and attr.HasField("default_value"):
+            value, kind = attr.default_value, attr.type
+            if kind.startswith("list("):
+                return list(getattr(value.list, _FIELDS[kind[5:-1]])) if kind[5:-1] in _FIELDS else None
+            return getattr(value, _FIELDS[kind]) if kind in _FIELDS else None
+    return None
 
 
 class _Scratch:
@@ -73,6 +92,7 @@ class _Scratch:
 
 
 _scratch = _Scratch()
+_lock = threading.RLock()  # two threads that add to one graph take each other's names
 
 
 def infer_outputs(op: str, entry: str, attrs: tuple[Any, ...], parts: tuple[Any, ...]) -> Any:
@@ -86,9 +106,11 @@ def infer_outputs(op: str, entry: str, attrs: tuple[Any, ...], parts: tuple[Any,
     scratch = _scratch
     if key in scratch.answers:
         return scratch.answers[key]
-    if len(scratch.answers) > scratch.MAX_OPS:
-        scratch = _scratch = _Scratch()
-    with handling(None), scratch.graph.as_default(), ops.control_dependencies(None):
+    with _lock, handling(None), contextlib.ExitStack() as stack:
+        if len(scratch.answers) > scratch.MAX_OPS:
+            scratch = _scratch = _Scratch()
+        stack.enter_context(scratch.graph.as_default())
+        stack.enter_context(ops.control_dependencies(None))
         try:
             outputs = apply(op, entry, attrs, [_symbol(p) for p in parts])
         except Exception:  # whatever TensorFlow cannot build, it runs: the caller takes the operation as it is

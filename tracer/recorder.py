@@ -27,6 +27,9 @@ FINALIZERS = frozenset(
 class Recorder:
     """The handler of a recording: each operation runs at once, as without it, and is added to the trace."""
 
+    open = False
+    tapes = None
+
     def __init__(self, trace: Trace, counts: Counter[Any] | None = None) -> None:
         self.trace = trace
         self.device = intercept.device_in_scope()
@@ -80,8 +83,9 @@ class Recorder:
         """Answers an operation that is known to come next: none is, while it is recorded."""
         return None
 
-    def opened(self, tape: Any) -> None:
-        """Takes note of a tape: operations run at once here, so it sees the tensors it expects."""
+    def library(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Makes a library call, which nobody follows while it is recorded."""
+        return function(*args, **kwargs)
 
     def aside(self, inputs: Any, run: Any) -> Any:
         """Runs an operation that the program has placed on a device; it is no part of the trace."""
@@ -90,7 +94,7 @@ class Recorder:
         self.known.update((t._id, ("aside", None)) for t in intercept.flat_outputs(result))
         return result
 
-    def _locate(self, op: str) -> tuple[Location, bool]:
+    def _locate(self, op: str) -> tuple[Location, int]:
         frames, guarded = call_stack()
         place = (frames, op)
         location = Location(frames, self.counts[place])
@@ -102,9 +106,7 @@ class Recorder:
         reason = "it failed when it was first recorded"
         self.trace.calls.insert(at, OpCall(op, entry, None, attrs, (), (), (), (), None, location, guarded, reason))
 
-    def _note(
-        self, at: int, entry: str, op: str, name: Any, inputs: Any, attrs: Any, args: Any, result: Any
-    ) -> None:
+    def _note(self, at: int, entry: str, op: str, name: Any, inputs: Any, attrs: Any, args: Any, result: Any) -> None:
         location, guarded = self._locate(op)
         sources: list[str] = []
         try:

@@ -16,8 +16,8 @@
 A variant reads "for inputs like these come outputs like those": `float32[2,3]` is a spec, `=3` a constant,
 and `as [0, [1, 2]]` the form of the result where it is not a tensor alone. A frame is file, line, function,
 and the instruction's offset; the innermost comes first. `next` are the edges. A node may also have the lines
-`name`, `host` (why it runs on its own), `guarded` and `fed` (the inputs whose constants have changed; `2.0`
-is the first item of input 2, a list).
+`name`, `host` (why it runs on its own), `guarded` or `named` (somebody may catch its failure, or Keras
+note its layer) and `fed` (the inputs whose constants have changed; `2.0` is the first item of input 2, a list).
 
 Steps, which the cursor grows while it follows, are not printed: a graph that was read back learns them anew.
 Attributes that text cannot hold, functions for example, are printed as `opaque(...)`, read back as `Opaque`.
@@ -31,7 +31,7 @@ from typing import Any
 from tracer.graph import Node, TraceGraph, Variant, node_key
 from tracer.lazy import Output
 from tracer.literals import NAME, Line, literal, word
-from tracer.location import Frame, Location
+from tracer.location import CAUGHT, FREE, NAMED, Frame, Location
 from tracer.op import Const
 
 
@@ -62,8 +62,8 @@ def _node_lines(node: Node, files: dict[str, str]) -> Iterator[str]:
         yield f"  name {literal(node.name)}"
     if node.host is not None:
         yield f"  host {node.host!r}"
-    if node.guarded:
-        yield "  guarded"
+    if node.guarded != FREE:
+        yield "  guarded" if node.guarded == CAUGHT else "  named"
     if node.fed:
         yield f"  fed {', '.join(sorted(map(_fed, node.fed), key=_by_numbers))}"
     if node.inputs:
@@ -207,7 +207,8 @@ class _Parser:
         for keyword, read in (
             ("name ", lambda: setattr(node, "name", self.line.value())),
             ("host ", lambda: setattr(node, "host", self.line.string())),
-            ("guarded", lambda: setattr(node, "guarded", True)),
+            ("guarded", lambda: setattr(node, "guarded", CAUGHT)),
+            ("named", lambda: setattr(node, "guarded", NAMED)),
             ("fed ", lambda: node.fed.update(self.line.sequence(self._fed))),
             ("inputs ", lambda: node.inputs.extend(self.line.sequence(self._sources))),
         ):

@@ -5,6 +5,7 @@ Relies on `EagerTensor._datatype_enum`, `_shape_tuple` and `_handle_data` (Tenso
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Any
 
@@ -51,6 +52,7 @@ def _behind(enum: int, shape: tuple[int, ...] | None) -> str:
     return f"{tf.dtypes.as_dtype(enum).name}{_dims(shape)}"
 
 
+_lock = threading.RLock()  # a collection of garbage inside may come here again
 _interned: weakref.WeakValueDictionary[Any, Spec] = weakref.WeakValueDictionary()
 
 
@@ -59,7 +61,10 @@ def intern_spec(enum: int, shape: tuple[int, ...], handle: Any = None) -> Spec:
     key = (enum, shape, handle)
     spec = _interned.get(key)
     if spec is None:
-        spec = _interned[key] = Spec(enum, shape, handle)
+        with _lock:  # two threads with one each would never again agree on what they see
+            spec = _interned.get(key)
+            if spec is None:
+                spec = _interned[key] = Spec(enum, shape, handle)
     return spec
 
 

@@ -50,6 +50,13 @@ class Wiring:
                 parts[i] = tuple(part for _, part, _ in items)
         return tuple(parts)
 
+    def numbers(self, parts: tuple[Any, ...]) -> dict[Any, Const]:
+        """Returns the constants whose values do not matter for the outputs' shapes, by input, or by input and item."""
+        found: dict[Any, Const] = {i: c for i, c in self.consts.items() if not isinstance(parts[i], Const)}
+        for i, (_, consts) in self.lists.items():
+            found.update({(i, j): c for j, c in consts.items() if not isinstance(parts[i][j], Const)})
+        return found
+
     def commit(self) -> None:
         """Makes the feeds that this wiring adds those of the running segment."""
         new = self.externals[len(self.cursor.externals) :]
@@ -88,8 +95,9 @@ class Wiring:
             tensor = make_constant(value, spec.dtype)  # raises where TensorFlow would not take it for one
             if value.__class__ is float and value == 0.0 and spec.dtype.is_floating:
                 # TensorFlow keeps the tensors of Python numbers, and takes -0.0 and 0.0 for the same number.
-                value = float(tensor)
-            const = Const(value)
+                const = Const(float(tensor), value)
+            else:
+                const = Const(value)
             return CONST, part_of(const, spec, self.op), const
         return self._external(make_constant(value, spec.dtype), spec), spec, None
 

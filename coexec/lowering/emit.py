@@ -9,47 +9,24 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from coexec.lowering.failures import can_fail, check, needs_check
 from coexec.lowering.plan import Plan
+from coexec.lowering.rewrites import as_kernel
 from tracer.graph import LIST, Step
 from tracer.op import signature_of
-from tracer.private import func_graph, gen_xla_ops
+from tracer.private import func_graph
 from tracer.rebuild import apply, grouped, placeholder
 from tracer.spec import RESOURCE
 
-_ADD = {"AssignAddVariableOp": tf.add, "AssignSubVariableOp": tf.subtract}
+_ADD = {"AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}
 _SCATTER = {
     "ResourceScatterAdd": tf.tensor_scatter_nd_add,
     "ResourceScatterSub": tf.tensor_scatter_nd_sub,
     "ResourceScatterUpdate": tf.tensor_scatter_nd_update,
     "ResourceScatterMin": tf.tensor_scatter_nd_min,
     "ResourceScatterMax": tf.tensor_scatter_nd_max,
-}
-
-# XLA takes x + 0.0 for x, and turns a negative zero's sign around with that.
-_ADDITIONS = frozenset({"Add", "AddV2", "Sub"})
-
-
-def _is_zero(value: Any) -> bool:
-    if isinstance(value, tf.Tensor) or np.asarray(value).dtype.kind not in "fc":
-        return False
-    return not np.any(value)
-
-
-def _kept(value: Any, dtype: Any) -> Any:
-    """Returns a constant that the compiler does not look into."""
-    return gen_xla_ops.xla_optimization_barrier([tf.convert_to_tensor(value, dtype)])[0]
-
-
-# Gradients at zero, as the kernels compute them: XLA's own give NaN for the first, the steeper side for the others.
-_SCALE, _SCALE_ALPHA = 1.0507009873554805, 1.7580993408473768
-_AS_KERNELS: dict[str, Any] = {
-    "SqrtGrad": lambda y, dy: tf.where(tf.equal(dy, 0), tf.zeros_like(dy), dy * 0.5 / y),
-    "SeluGrad": lambda dy, y: tf.where(y < 0, dy * (y + _SCALE_ALPHA), dy * _SCALE),
-    "EluGrad": lambda dy, y: tf.where(y < 0, dy * (y + 1), dy),
 }
 
 
@@ -103,17 +80,19 @@ class Emitter:
         else:
             if self.checks and needs_check(step):
                 self._check(step, op, inputs)
-            if self.checks and op in _ADDITIONS:
-                inputs = [_kept(i, step.outputs[0].spec.dtype) if _is_zero(i) else i for i in inputs]
-            if self.checks and op in _AS_KERNELS:
-                outputs = [_AS_KERNELS[op](*inputs)]
+            if self.checks and step.outputs:
+                outputs = as_kernel(op, inputs, step.outputs[0].spec.dtype, lambda i: self._apply(step, op, i))
             else:
-                outputs = apply(op, step.node.entry, step.node.attrs, inputs)
+                outputs = self._apply(step, op, inputs)
             if not self.checks and can_fail(step):
                 self.failing.extend(outputs)
         for n, (tensor, out) in enumerate(zip(outputs, step.outputs, strict=True)):
             tensor.set_shape(out.spec.shape)
             self.values[step.first + n] = tensor
+
+    def _apply(self, step: Step, op: str, inputs: list[Any]) -> list[Any]:
+        assert step.node is not None
+        return apply(op, step.node.entry, step.node.attrs, inputs)
 
     def _is_resource(self, slot: int) -> bool:
         k = -1 - slot
@@ -160,6 +139,13 @@ class Emitter:
         self.state[k] = value
         self.written.add(k)
 
+    def _added(self, op: str, value: Any, change: Any) -> Any:
+        def add(inputs: list[Any]) -> list[Any]:
+            return apply(op, "fast", (), inputs)
+
+        inputs = [value, tf.convert_to_tensor(change, value.dtype)]
+        return (as_kernel(op, inputs, value.dtype, add) if self.checks else add(inputs))[0]
+
     def _variable_op(self, step: Step, op: str, k: int, inputs: list[Any]) -> list[Any]:
         handle = self.plan.feeds[k].handle
         assert handle is not None
@@ -169,7 +155,7 @@ class Emitter:
             self._set(k, tf.convert_to_tensor(inputs[1], dtype=tf.dtypes.as_dtype(handle[0][0])))
             return []
         if op in _ADD:
-            self._set(k, _ADD[op](self._current(k), inputs[1]))
+            self._set(k, self._added(_ADD[op], self._current(k), inputs[1]))
             return []
         if self.checks:
             self._check(step, op, [self._current(k), *inputs[1:]])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tracer.graph import CONST, Step
@@ -36,9 +37,9 @@ TOTAL = frozenset(
     SigmoidGrad Sign Sin Sinh Size Slice Snapshot Softmax SoftmaxCrossEntropyWithLogits Softplus SoftplusGrad Softsign
     SoftsignGrad SpaceToDepth Split SplitV Sqrt SqrtGrad Square SquaredDifference Squeeze StopGradient StridedSlice
     StridedSliceGrad Sub Sum Tan Tanh TanhGrad TensorStridedSliceUpdate Tile TopK TopKV2 Transpose Unpack
-     VariableShape Xdivy Xlog1py Xlogy
+    VariableShape Xdivy Xlog1py Xlogy
     ZerosLike Zeta ReadVariableOp AssignVariableOp AssignAddVariableOp AssignSubVariableOp
-    StatelessRandomGetKeyCounter StatelessRandomGetAlg StatelessRandomUniformFullIntV2 FakeQuantWithMinMaxVars
+    StatelessRandomGetKeyCounter StatelessRandomGetAlg StatelessRandomUniformFullIntV2
     """.split()  # noqa: SIM905  (one name a line would take five screens)
 )
 
@@ -73,6 +74,9 @@ CHECKED = frozenset(
      "UnsortedSegmentSum"}
 )  # fmt: skip
 
+# On floats that are no numbers (NaN, and infinity for `Softmax`), XLA and the kernels disagree about what comes out.
+NUMBERS_ONLY = frozenset({"ArgMax", "ArgMin", "MaxPool", "Softmax", "TopKV2"})
+
 # Shifts by more than the width, or by less than nothing, come out otherwise under XLA.
 SHIFTS = frozenset({"LeftShift", "RightShift"})
 
@@ -80,6 +84,8 @@ SHIFTS = frozenset({"LeftShift", "RightShift"})
 def can_fail(step: Step) -> bool:
     """Returns whether an operation may fail on some values of the inputs that are still to come."""
     op = step.op or ""
+    if op in DIVISIONS and 1 in step.consts and np.all(step.consts[1].value):
+        return False
     if op in DIVISIONS or op == "Pow":
         return bool(step.outputs[0].spec.dtype.is_integer)
     if op in POSITIONS:
@@ -89,8 +95,8 @@ def can_fail(step: Step) -> bool:
 
 def needs_check(step: Step) -> bool:
     """Returns whether `check` must say that XLA gives what the kernel gives."""
-    if step.op == "TopKV2" and step.outputs[0].spec.dtype.is_floating and not can_fail(step):
-        return True  # NaNs have another place in XLA's order
+    if step.op in NUMBERS_ONLY and _is_floating(step) and not can_fail(step):
+        return True
     return _overflows(step) or step.op in SHIFTS or (can_fail(step) and (step.op in DIVISIONS or step.op in CHECKED))
 
 
@@ -98,6 +104,11 @@ def _overflows(step: Step) -> bool:
     """Whether this casts floats to integers: where they do not fit, kernels wrap around and XLA saturates."""
     if step.op != "Cast" or not step.outputs[0].spec.dtype.is_integer:
         return False
+    return _is_floating(step)
+
+
+def _is_floating(step: Step) -> bool:
+    """Whether the first input is of floats."""
     assert step.variant is not None
     source = step.variant.key[0]
     return isinstance(source, Spec) and (source.dtype.is_floating or source.dtype.is_complex)
@@ -107,7 +118,9 @@ def check(op: str, inputs: list[Any], attrs: dict[str, Any]) -> Any:
     """Returns a scalar bool tensor, true if XLA does on `inputs` what the kernel does; None if nobody can say."""
     if op == "Cast":
         return _fits(inputs[0], tf.dtypes.as_dtype(attrs["DstT"]))
-    if op == "TopKV2":
+    if op == "Softmax":
+        return tf.reduce_all(inputs[0] < inputs[0].dtype.as_numpy_dtype(np.inf))
+    if op in NUMBERS_ONLY:
         return tf.reduce_all(tf.equal(inputs[0], inputs[0]))
     if op in SHIFTS:
         return _in_range(inputs[1], 8 * tf.convert_to_tensor(inputs[0]).dtype.size)

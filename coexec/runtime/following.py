@@ -7,8 +7,8 @@ divergence needs no way back: what is pending is carried out, and a recorder tak
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -16,18 +16,19 @@ import tensorflow as tf
 from coexec.events import Kind, Ledger
 from coexec.lowering.failures import can_fail
 from coexec.options import Divergence, Options
+from coexec.runtime.library import LibraryCalls
 from coexec.runtime.references import Reference, referenced
 from coexec.runtime.segments import Segments
-from coexec.runtime.tapes import record_on_tapes
+from coexec.runtime.tapes import Tapes
 from tracer import intercept, operators
 from tracer.constants import constant_output
 from tracer.cursor import Cursor, Mismatch
 from tracer.errors import FailedTensor
-from tracer.graph import Step, TraceGraph
+from tracer.graph import Node, Step, TraceGraph
 from tracer.inputs import settle, small
 from tracer.intercept import tape_is_empty
 from tracer.lazy import LazyTensor, new_lazy
-from tracer.location import place_of
+from tracer.location import FREE, NAMED, place_of
 from tracer.op import plain_name, signature_of
 from tracer.recorder import FINALIZERS, Recorder
 from tracer.trace import Trace
@@ -61,7 +62,12 @@ class Following:
         self.device = intercept.device_in_scope()
         self.deferred: BaseException | None = None  # an error that the program has still to see
         self.survivors: list[Reference] = []
-        self.tapes: list[Any] = []  # opened in this call
+        self.tapes = Tapes(self.constant)
+        self.tapes.waiting = segments.has_regions and not self.tapes.foreign
+        self.lock = _lock
+        self.open = self.options.regions and not self.tapes.foreign and not tf.distribute.has_strategy()
+        self.library = LibraryCalls(self).call
+        self.regions = 0  # of them, those that were jumped over
 
     # What the hooks call.
 
@@ -88,7 +94,7 @@ class Following:
             self.values.append(lazy)
             cursor.step = step
             if not tape_is_empty():
-                record_on_tapes(step, op, args, lazy, self.constant)
+                self.tapes.record(step, op, args, lazy)
             return lazy
 
     def fast(self, op: str, name: Any, args: tuple[Any, ...]) -> Any:
@@ -111,24 +117,32 @@ class Following:
                 result = self._answer(step) if step is not None and not step.host else None
             if step is not None and not step.host:
                 if not tape_is_empty():
-                    record_on_tapes(step, op, args, result, self.constant)
-                if step.risky or (step.risky is None and self._is_risky(step)):
+                    self.tapes.record(step, op, args, result)
+                if step.risky is not False and self._launches(step):
                     del result
                     return self._launch_guarded(step)
                 return result
         # Not under the lock: the operation may run Python on other threads, and wait for them.
         if step is None and self.recorder is not None:
             return self.recorder.fast(op, name, args)
+        return self._run(lambda: intercept.run_fast(op, name, args))
+
+    def _run(self, operation: Callable[[], Any]) -> Any:
+        """Runs an operation that is no part of a segment."""
+        self.tapes.bypassed()
         with intercept.handling(None):
-            result = intercept.run_fast(op, name, args)
+            result = operation()
         self.cursor.made.update(t._id for t in intercept.flat_outputs(result))
         return result
 
-    def _is_risky(self, step: Step) -> bool:
-        assert step.node is not None
-        step.risky = step.node.guarded and can_fail(step)
-        step.settle_plain()
-        return step.risky
+    def _launches(self, step: Step) -> bool:
+        """Whether an operation is carried out at once, since its failure matters to somebody at this place."""
+        node: Node = step.node  # type: ignore[assignment]  # only a root has none
+        if step.risky is None:
+            step.risky = node.guarded != FREE and can_fail(step)
+            step.settle_plain()
+        # In a library call that runs no user code only Keras could catch it, to note the layer: not worth a cut.
+        return step.risky and not (node.guarded == NAMED and self.tapes.steps is not None)
 
     def _match_fast(self, op: str, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         """Returns the step that the operation is; None after a divergence, or if it is no part of the program."""
@@ -183,16 +197,13 @@ class Following:
             step = self._match_execute(name, tuple(inputs), tuple(attrs or ()))
             if step is not None and not step.host:
                 result = self._answer(step)
-                if step.risky or (step.risky is None and self._is_risky(step)):
+                if step.risky is not False and self._launches(step):
                     del result
                     return self._launch_guarded(step)
                 return result
         if step is None and self.recorder is not None:
             return self.recorder.execute(device, op, inputs, attrs, outputs, cancel)
-        with intercept.handling(None):
-            result = intercept.run_execute(device, op, inputs, attrs, outputs, cancel)
-        self.cursor.made.update(t._id for t in intercept.flat_outputs(result))
-        return result
+        return self._run(lambda: intercept.run_execute(device, op, inputs, attrs, outputs, cancel))
 
     def _match_execute(self, name: str, inputs: tuple[Any, ...], attrs: tuple[Any, ...]) -> Any:
         if name in FINALIZERS:
@@ -226,19 +237,7 @@ class Following:
         if self.recorder is not None:
             return self.recorder.aside(inputs, run)
         self._finalize(inputs)
-        with intercept.handling(None):
-            result = run()
-        self.cursor.made.update(t._id for t in intercept.flat_outputs(result))
-        return result
-
-    def opened(self, tape: Any) -> None:
-        """Remembers a tape or accumulator: tensors that it has seen must stay the same objects while it lives."""
-        self.tapes.append(tape)
-
-    def watched(self) -> bool:
-        """Returns whether a tape may still be asked about this call's tensors."""
-        # Each is held by the list, the loop and the call.
-        return not tape_is_empty() or any(sys.getrefcount(tape) > 3 for tape in self.tapes)
+        return self._run(run)
 
     # Answers.
 
@@ -250,13 +249,13 @@ class Following:
             return lazy
         lazies = [new_lazy(out, key + n, self) for n, out in enumerate(step.outputs)]
         self.values.extend(lazies)
-        return _shaped(step, lazies)
+        return step.arrange(lazies)
 
     def _launch_guarded(self, step: Step) -> Any:
         """Launches up to an operation that may fail where user code could catch it, and returns its result."""
         lazies = self.values[len(self.values) - len(step.outputs) :] if step.outputs else []
         self.flush()
-        return lazies[0] if step.single else _shaped(step, lazies)
+        return lazies[0] if step.single else step.arrange(lazies)
 
     # Cuts.
 
@@ -266,6 +265,7 @@ class Following:
     def __exit__(self, raised: object, *_: object) -> None:
         """Ends the call: everything is carried out, and an error that went unseen is raised."""
         try:
+            self.tapes.end()
             self.flush()
             if self.deferred is not None and raised is None:
                 self._raise_deferred()
@@ -288,6 +288,12 @@ class Following:
             if any(id(h) in self.cursor.handles for h in handles):
                 with contextlib.suppress(Exception):  # the owner hears of it
                     self.flush()
+
+    def settle_tape(self, tape: Any) -> None:
+        """Puts on one of this call's tapes what waits for it: another thread asks it."""
+        with _lock:
+            if self.tapes.number(tape) >= 0:
+                self.tapes.catch_up()
 
     def force(self, lazy: LazyTensor) -> None:
         """Gives one of this call's tensors its value."""
@@ -346,7 +352,10 @@ class Following:
 
     def close(self) -> list[LazyTensor]:
         """Lets go of everything that the call needed; returns its lazy tensors that somebody still holds."""
-        constants, self.constants, self.tapes = self.constants, [], []
+        constants, self.constants = self.constants, []
+        self.tapes.close()
+        self.open = False
+        del self.library
         held = [reference() for reference in self.survivors]
         self.survivors, self.deferred = [], None
         self.cursor.close()
@@ -367,15 +376,11 @@ class Following:
 
     def _record_from_here(self) -> Recorder:
         cursor = self.cursor
+        self.open = False
+        self.tapes.catch_up()
+        self.tapes.waiting = False
         self.recorder = Recorder(Trace(start=cursor.last), cursor.counts())
         return self.recorder
-
-
-def _shaped(step: Step, lazies: list[Any]) -> Any:
-    template = step.variant.template if step.variant is not None else None
-    if template is None:
-        return None
-    return [lazies[t] if isinstance(t, int) else [lazies[n] for n in t] for t in template]
 
 
 def _where(last: Step) -> str:

@@ -18,8 +18,8 @@ class Reference(weakref.ref):
 
 
 def referenced(values: list[Any]) -> list[int]:
-    """Returns the numbers of the tensors that somebody but `values` holds."""
-    return [i for i, value in enumerate(values) if getrefcount(value) > _UNREFERENCED]
+    """Returns the numbers of the tensors that somebody but `values` holds; there is none where it has None."""
+    return [i for i, value in enumerate(values) if getrefcount(value) > _UNREFERENCED and value is not None]
 
 
 def is_known(lazy: LazyTensor, holders: int, watched: bool) -> bool:

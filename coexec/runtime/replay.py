@@ -7,14 +7,16 @@ from typing import Any
 import numpy as np
 
 from tracer.graph import LIST, Step
+from tracer.inputs import python_spec
 from tracer.intercept import fast_execute, flat_outputs, handling, make_constant, run_execute
 from tracer.lazy import eager_constant
 from tracer.location import raise_at
+from tracer.op import signature_of
 from tracer.private import context, core, record
 
 
 def replay(steps: list[Step], feeds: list[Any], values: list[Any]) -> None:
-    """Runs the steps in order and gives each lazy tensor among `values` its eager one.
+    """Runs the steps in order and gives each lazy tensor among `values` its eager one (None: nobody wants it).
 
     A failing operation raises what it raises eagerly; those before it have run, those behind it have not.
     """
@@ -44,7 +46,9 @@ def replay(steps: list[Step], feeds: list[Any], values: list[Any]) -> None:
                 raise_at(failure, step.node.location)
             for n, tensor in enumerate(flat_outputs(result)):
                 real[step.first + n] = tensor
-                values[step.first + n]._value = tensor
+                lazy = values[step.first + n]
+                if lazy is not None:
+                    lazy._value = tensor
 
 
 def _run_fast(ctx: Any, step: Step, inputs: list[Any]) -> Any:
@@ -52,8 +56,25 @@ def _run_fast(ctx: Any, step: Step, inputs: list[Any]) -> Any:
     try:
         return fast_execute(ctx, step.op, name, *inputs, *step.attrs)
     except core._FallbackException:
-        # Constants that were tensors when the operation was recorded, of a dtype that only tensors can have.
-        return fast_execute(ctx, step.op, name, *_made(inputs), *step.attrs)
+        # Constants that were tensors when the operation was recorded, of a dtype that only tensors can have, or NumPy's
+        # scalars, whose dtypes the generated wrapper settled by converting all inputs together.
+        return fast_execute(ctx, step.op, name, *_settled(step, inputs), *step.attrs)
+
+
+def _settled(step: Step, inputs: list[Any]) -> list[Any]:
+    """Returns the inputs with arrays and NumPy's scalars made tensors, scalars of the dtype that the others ask for."""
+    signature = signature_of(step.op or "")
+    assert signature is not None
+    args = (*inputs, *step.attrs)
+
+    def settled(i: int, value: Any) -> Any:
+        if isinstance(value, list):
+            return [settled(i, v) for v in value]
+        if isinstance(value, np.generic):
+            return make_constant(value, python_spec(signature, i, args, value).dtype)
+        return value
+
+    return _made([settled(i, value) for i, value in enumerate(inputs)])
 
 
 def _made(inputs: list[Any]) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,13 @@ class Thresholds:
 
 thresholds = Thresholds()
 
+# An operation takes 1 ms to emit and compile and saves 10 us a launch. Programs whose paths keep changing would do
+# little else: one with a gate per layer took 1.5 times as long as eagerly. So, beyond an allowance, compiling takes no
+# more than this share of the time since the first call, but for segments that have come by often.
+ALLOWANCE = 5.0  # seconds
+SHARE = 0.2
+OFTEN = 32  # visits
+
 # The tensors read behind a cut may differ from call to call; after this many widenings all are given out.
 MAX_WIDENINGS = 4
 
@@ -60,6 +68,10 @@ class Segments:
     def __init__(self, options: Options, ledger: Ledger) -> None:
         self.options = options
         self.ledger = ledger
+        self.has_regions = False  # whether some library call has been jumped over
+        self.told: set[Any] = set()  # what the ledger has been told of library calls
+        self._began = time.monotonic()
+        self._spent = 0.0  # seconds, for compiling
         self._lock = threading.RLock()
         self._all: list[Compiled] = []
         self._executables: weakref.WeakValueDictionary[Any, Executable] = weakref.WeakValueDictionary()
@@ -76,7 +88,7 @@ class Segments:
             executable = compiled.executable
             if executable is None or not compiled.wanted.issuperset(alive):
                 compiled.wanted.update(alive)
-                executable = self._compile(compiled, last) if last.visits >= self._visits_needed(last) else None
+                executable = self._compile(compiled, last) if self._is_worth_it(last) else None
             if executable is not None:
                 failure = self._launch(executable, feeds, values)
                 if failure is None:
@@ -85,22 +97,28 @@ class Segments:
         if executable is not None and failure is not None:  # else an operation has failed, which raised just now
             self._demote(compiled, executable, last, failure)
 
-    def _visits_needed(self, last: Step) -> int:
-        if last.live >= thresholds.small or self.options.jit_compile is True:
-            return thresholds.visits
-        return thresholds.visits_of_small
+    def _is_worth_it(self, last: Step) -> bool:
+        small = last.live < thresholds.small and self.options.jit_compile is not True
+        if last.visits < (thresholds.visits_of_small if small else thresholds.visits):
+            return False
+        return last.visits >= OFTEN or self._spent < ALLOWANCE + SHARE * (time.monotonic() - self._began)
 
     def _launch(self, executable: Executable, feeds: list[Any], values: list[Any]) -> str | None:
         """Launches; returns None, or why that came to nothing, and then nothing was written."""
+        began = time.monotonic() if executable.launches == 0 else None  # when it is that XLA compiles
         try:
             results = executable.launch(feeds)
+            if began is not None:
+                self._spent += time.monotonic() - began
         except Exception as error:  # the replay tells whether it was an operation or the executable that failed
             return str(error).partition("\n")[0][:300] or type(error).__name__
         self.ledger.count("launches")
         if results is None:
             return _ALARM
         for number, tensor in zip(executable.outputs, results, strict=False):
-            values[number]._value = tensor
+            lazy = values[number]
+            if lazy is not None:
+                lazy._value = tensor
         return None
 
     def _demote(self, compiled: Compiled, executable: Executable, last: Step, reason: str) -> None:
@@ -126,7 +144,9 @@ class Segments:
                     compiled.wanted = {
                         s.first + n for s in last.chain() for n, o in enumerate(s.outputs) if o.const is None
                     }
+            before = time.monotonic()
             compiled.executable = self._emit(compiled, last, None)
+            self._spent += time.monotonic() - before
             return compiled.executable
 
     def _emit(self, compiled: Compiled, last: Step, backend: str | None) -> Executable | None:

@@ -1,38 +1,198 @@
-"""Tapes: followed operations on gradient tapes and forward accumulators, as if TensorFlow had run them."""
+"""Tapes: followed operations on gradient tapes and forward accumulators, as if TensorFlow had run them.
+
+Records may wait: what a library call would put on a tape is only needed if the tape is asked something that no known
+call answers. From the first record that waits, all do, in order; `catch_up` puts them on the tapes.
+"""
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
-
+from coexec.runtime.records import Constant, Entry, record_on_tapes
 from tracer.graph import Step
-from tracer.inputs import python_spec
-from tracer.intercept import flat_outputs, record_gradient
-from tracer.op import complete_attrs, signature_of
-from tracer.private import EagerTensor, ops
+from tracer.intercept import tape_is_empty
+from tracer.private import pywrap_tfe
 
 
-def record_on_tapes(
-    step: Step, op: str, args: tuple[Any, ...], result: Any, constant: Callable[[Any, Any], Any]
-) -> None:
-    """Puts a followed operation on the active tapes; `constant(value, dtype)` makes tensors of Python values."""
-    flat: list[Any] = []
-    kinds: list[Any] = []
-    for i in range(step.arity):
-        value = args[i]
-        if i in step.lists:
-            value = [v if isinstance(v, EagerTensor) else tf.convert_to_tensor(v) for v in value]
-            flat.extend(value)
-            kinds.append(tuple(v._datatype_enum() for v in value))
-            continue
-        if not isinstance(value, EagerTensor):
-            signature = signature_of(op)
-            assert signature is not None
-            value = constant(value, python_spec(signature, i, args, value).dtype)
-        flat.append(value)
-        kinds.append(value._datatype_enum())
-    if step.tape is None:
-        step.tape = complete_attrs(op, step.attrs, tuple(kinds))
-    record_gradient(op, flat, step.tape, flat_outputs(result), ops.get_name_scope())
+class Tapes:
+    """The tapes of one call: which are active, and what has still to be put on them."""
+
+    def __init__(self, constant: Constant) -> None:
+        self._constant = constant
+        self._owner = threading.get_ident()
+        self.foreign = not tape_is_empty()  # whether somebody else's tapes record too
+        self.known: list[Any] = []  # every tape that was opened in this call, in order
+        self.active: tuple[int, ...] = ()
+        self.entries: list[Any] = []
+        self.waiting = False  # whether records wait
+        self._done = 0  # entries that are on their tapes
+        self._direct: set[int] = set()  # tapes with records that never were entries
+        self._finished: set[int] = set()
+        self._watches: list[tuple[int, Any]] = []
+        self.steps: list[Step] | None = None  # what a library call that is being learnt has recorded
+        self.variables: list[Any] | None = None  # and the variables that it has told tapes of
+        self.touched = False  # whether something has worked on the tapes past the handler
+
+    # What happens to tapes.
+
+    def opened(self, tape: Any) -> None:
+        """A tape was made, and records."""
+        self.known.append(tape)
+        self.active = (*self.active, len(self.known) - 1)
+
+    def accumulates(self, accumulator: Any) -> None:
+        """A forward accumulator was made: it wants to see every operation at once."""
+        self.known.append(accumulator)
+        self._cannot_wait()
+
+    def pushed(self, tape: Any) -> None:
+        """A tape records from now on."""
+        for number, known in enumerate(self.known):
+            if known is tape:
+                self.active = (*self.active, number)
+                return
+        self._cannot_wait()
+
+    def popped(self, tape: Any) -> None:
+        """A tape records no more."""
+        self.active = tuple(n for n in self.active if self.known[n] is not tape)
+
+    def watched(self, tape: Any, tensor: Any) -> None:
+        """A tape was told to watch a tensor."""
+        self._watches.append((self.number(tape), tensor))
+
+    def number(self, tape: Any) -> int:
+        """Returns a tape's number; -1 for one of somebody else's."""
+        return next((n for n, known in enumerate(self.known) if known is tape), -1)
+
+    def accessed(self, variable: Any) -> None:
+        """A variable was read, or written, where tapes may watch it for that."""
+        if self.variables is not None:
+            self.variables.append(variable)
+
+    def _cannot_wait(self) -> None:
+        """Somebody wants to see every operation at once from now on."""
+        self.asked()
+        self._direct.update(self.active)
+        self.foreign, self.waiting = True, False
+
+    def bypassed(self, *_: Any) -> None:
+        """Something is put on the active tapes past the handler: after what waits."""
+        if not tape_is_empty():
+            self.asked()
+            self._direct.update(self.active)
+
+    def asked(self, *_: Any) -> None:
+        """Something asks the tapes: they must know all there is."""
+        self.touched = self.touched or not tape_is_empty()
+        self.catch_up()
+
+    # Records.
+
+    def record(self, step: Step, op: str, args: tuple[Any, ...], result: Any) -> None:
+        """Puts a followed operation on the active tapes, now or later."""
+        if self.steps is not None:
+            self.steps.append(step)
+        if not self.waiting:
+            self._direct.update(self.active)
+            record_on_tapes(step, op, args, result, self._constant)
+            return
+        entry = Entry(step, op, args, result, self.active)
+        self.entries.append(entry)
+        if self.steps is not None:
+            self._done = len(self.entries)
+            entry.record(self._constant)
+
+    def add(self, entry: Any) -> None:
+        """Lets the records of a library call wait."""
+        self.entries.append(entry)
+
+    def catch_up(self) -> None:
+        """Puts everything that waits on the tapes that were active when it was issued."""
+        pending, self._done = self.entries[self._done :], len(self.entries)
+        pending = [entry for entry in pending if not self._finished.issuperset(entry.tapes)]
+        if not pending:
+            return
+        stopped = 0
+        while pywrap_tfe.TFE_Py_TapeSetIsStopped():
+            pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
+            stopped += 1
+        active = self.active if threading.get_ident() == self._owner else ()  # which tapes are is the thread's
+        self._remove(active)
+        try:
+            now: tuple[int, ...] = ()
+            for entry in pending:
+                if entry.tapes != now:
+                    self._remove(now)
+                    self._add(entry.tapes)
+                    now = entry.tapes
+                entry.record(self._constant)
+            self._remove(now)
+        finally:
+            self._add(active)
+            for _ in range(stopped):
+                pywrap_tfe.TFE_Py_TapeSetStopOnThread()
+
+    def _add(self, numbers: tuple[int, ...]) -> None:
+        for number in numbers:
+            _tape_set_add(self.known[number])
+
+    def _remove(self, numbers: tuple[int, ...]) -> None:
+        for number in reversed(numbers):
+            _tape_set_remove(self.known[number])
+
+    def finished(self, number: int) -> None:
+        """A tape has given what it had: its records are let go."""
+        self._finished.add(number)
+        self._drop()
+
+    def _drop(self) -> None:
+        kept = [entry for entry in self.entries if not self._finished.issuperset(entry.tapes)]
+        self._done -= sum(self._finished.issuperset(entry.tapes) for entry in self.entries[: self._done])
+        self.entries = kept
+
+    def alive(self) -> bool:
+        """Returns whether somebody may still ask a tape about this call's tensors."""
+        # Each is held by the list, the loop and the call.
+        return not tape_is_empty() or any(sys.getrefcount(tape) > 3 for tape in self.known)
+
+    def end(self) -> None:
+        """Ends the call: tapes that outlive it get all their records, the others none."""
+        if self.entries:
+            for number, tape in enumerate(self.known):
+                if number not in self.active and sys.getrefcount(tape) <= 3:
+                    self._finished.add(number)
+            self._drop()
+            self.catch_up()
+            self.entries = []
+            self._done = 0
+
+    def close(self) -> None:
+        """Lets go of everything."""
+        self.known, self.entries, self._watches = [], [], []
+        del self._constant
+
+    # What a tape has seen, in a form that can be compared from call to call.
+
+    def history(self, number: int, place: Callable[[Any], Any]) -> tuple[Any, ...] | None:
+        """Returns all that a tape has recorded and watched; `place` names tensors. None if that is not known."""
+        if not self.waiting or number in self._direct or number in self._finished:
+            return None
+        seen = [
+            (entry.identity(), tuple([place(v) for v in entry.given()]), entry.tapes)
+            for entry in self.entries
+            if number in entry.tapes
+        ]
+        watches = [place(tensor) for n, tensor in self._watches if n == number]
+        return number, tuple(seen), tuple(watches)
+
+    def entries_of(self, number: int) -> list[Any]:
+        """Returns what a tape was to record, in order."""
+        return [entry for entry in self.entries if number in entry.tapes]
+
+
+_tape_set_add = pywrap_tfe.TFE_Py_TapeSetAdd
+_tape_set_remove = pywrap_tfe.TFE_Py_TapeSetRemove

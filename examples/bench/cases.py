@@ -85,6 +85,83 @@ def keras_mlp() -> Program:
     return Program(step, forever(x, y))
 
 
+def mlp_with_effects() -> Program:
+    """The Keras step with Python in it: a list, a dict, a counter, and NumPy on the loss."""
+    program = keras_mlp()
+    losses: list[float] = []
+    seen = {"steps": 0, "best": np.inf}
+
+    def with_effects(x: tf.Tensor, y: tf.Tensor) -> float:
+        loss = program.step(x, y)
+        losses.append(float(loss))
+        seen["steps"] += 1
+        seen["best"] = min(seen["best"], float(np.mean(losses[-10:])))
+        return losses[-1]
+
+    return Program(with_effects, program.inputs)
+
+
+def unrolled_lstm() -> Program:
+    """A Keras LSTM cell of 64 units, called 20 times by a Python loop, on 16 rows."""
+    keras.utils.set_random_seed(0)
+    cell, head = keras.layers.LSTMCell(64), keras.layers.Dense(1)
+    cell.build((16, 8))
+    head.build((16, 64))
+    variables = cell.trainable_variables + head.trainable_variables
+    optimizer = keras.optimizers.Adam()
+    optimizer.build(variables)
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            state = [tf.zeros((16, 64)), tf.zeros((16, 64))]
+            for time in range(20):
+                hidden, state = cell(x[:, time], state)
+            loss = tf.reduce_mean(tf.square(head(hidden) - y))
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return loss
+
+    numbers = np.random.default_rng(0)
+    x = tf.constant(numbers.normal(size=(16, 20, 8)), tf.float32)
+    y = tf.constant(numbers.normal(size=(16, 1)), tf.float32)
+    return Program(step, forever(x, y))
+
+
+def q_learning() -> Program:
+    """A DQN step: replay in a Python list, sampled by NumPy; two forward passes, an update."""
+    keras.utils.set_random_seed(0)
+
+    def network() -> keras.Model:
+        layers = keras.layers
+        return keras.Sequential(
+            [keras.Input((4,)), layers.Dense(64, "relu"), layers.Dense(64, "relu"), layers.Dense(2)]
+        )
+
+    online, target = network(), network()
+    optimizer = keras.optimizers.Adam(1e-3)
+    optimizer.build(online.trainable_variables)
+    numbers = np.random.default_rng(0)
+    replay = [
+        (numbers.normal(size=4), numbers.integers(2), numbers.normal(), numbers.normal(size=4)) for _ in range(500)
+    ]
+
+    def step() -> float:
+        sample = [replay[i] for i in numbers.choice(len(replay), 32)]
+        states, actions, rewards, following = (np.stack(part) for part in zip(*sample, strict=True))
+        best = tf.reduce_max(target(tf.constant(following, tf.float32)), axis=1)
+        wanted = tf.constant(rewards, tf.float32) + 0.99 * best
+        with tf.GradientTape() as tape:
+            chosen = tf.reduce_sum(
+                online(tf.constant(states, tf.float32)) * tf.one_hot(tf.constant(actions), 2), axis=1
+            )
+            loss = tf.reduce_mean(tf.square(wanted - chosen))
+        variables = online.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        replay[int(numbers.integers(500))] = (states[0], actions[0], float(loss), following[0])
+        return replay[0][2]
+
+    return Program(step, forever())
+
+
 class Wanderer:
     """An object whose every call issues another sequence of 40 operations, picked by Python."""
 
@@ -147,7 +224,10 @@ def hand_written_gradient() -> Program:
 
 CASES = (
     Case("raw-ops", "40 small raw ops", raw_ops, calls=15, at_most=0.45),
-    Case("keras-mlp", "Keras MLP step, Adam", keras_mlp, calls=4, at_most=0.6),
+    Case("keras-mlp", "Keras MLP step, Adam", keras_mlp, calls=4, at_most=0.06),
+    Case("effects", "the same, with Python effects", mlp_with_effects, calls=4, at_most=0.06),
+    Case("lstm", "LSTM cell, 20 steps in Python", unrolled_lstm, calls=3, at_most=0.2),
+    Case("q-learning", "DQN step, replay in a list", q_learning, calls=4, at_most=0.2),
     Case("new-every-call", "new path on every call", new_every_call, calls=15, at_most=1.15, follows=False),
     Case("digits", "digits step, full of Python", digits_step, calls=4),
     Case("while-loop", "`while` on a tensor, 100 rounds", while_loop, calls=3),

@@ -439,3 +439,31 @@ def test_executables_go_with_their_function(end):
     else:
         del fn
     assert segments() == before
+
+
+def test_an_object_that_stands_for_a_tensor():
+    """What an operation converts by itself is on the tape as the tensor that it stands for, in every call."""
+
+    class Holder:
+        def __init__(self, value):
+            self.value = value
+
+        def __tf_tensor__(self, dtype=None, name=None):
+            return self.value
+
+    def make(function):
+        state = {"v": tf.zeros([3])}
+
+        @function
+        def step(x):
+            with tf.GradientTape() as tape:
+                tape.watch(state["v"])
+                loss = tf.reduce_sum(tf.square(tf.nn.bias_add(x, Holder(state["v"]))))
+            gradient = tape.gradient(loss, state["v"])
+            state["v"] = state["v"] - 0.1 * gradient
+            return loss, gradient
+
+        return step
+
+    function = run_both(make, [(tf.ones([2, 3]) * float(i),) for i in range(8)])
+    assert function.stats().followed == 7

@@ -477,10 +477,10 @@ def test_an_operation_that_no_backend_takes():
 
 
 def test_keras_names_the_layer_that_failed():
-    """An operation that fails in a layer, with other layers behind it, is told with that layer's name."""
+    """An operation that fails in a layer whose Python runs, with other layers behind it, is told with its name."""
     embedding, dense = keras.layers.Embedding(4, 3), keras.layers.Dense(2)
 
-    @coexec.function
+    @coexec.function(regions=False)
     def step(ids):
         return dense(embedding(ids))
 

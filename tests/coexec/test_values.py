@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import coexec
 from coexec import testing
+from tests.coexec import run_both
 from tests.snapshots import assert_same, snapshot
 
 NAN, INF = float("nan"), float("inf")
@@ -125,3 +126,17 @@ def test_operators_with_any_number(dtype, number):
         expected = outcomes(doubled, [(x,)] * 4)
     for one, other in zip(expected, found, strict=True):
         assert_same(one, other)
+
+
+def test_a_zero_that_tensorflow_keeps_with_another_sign():
+    """TensorFlow keeps one tensor for 0.0 and -0.0, with the sign that came first; following is not put off by it."""
+    ones = tf.constant([1.0, 2.0], tf.bfloat16)
+    tf.identity(ones * -0.0)  # from now on this is what 0.0 becomes beside bfloat16, if none was made before
+
+    def make(function):
+        return function(lambda i: (1.0 / (ones * 0.0), ones + 0.0, tf.maximum(ones * -0.0, 0.0)))
+
+    with testing.compile_everything():
+        function = run_both(make, [(i,) for i in range(6)])
+    assert (function.stats().followed, function.stats().imperative) == (5, 0)
+    assert function.stats().launches > 0

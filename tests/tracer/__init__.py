@@ -30,6 +30,17 @@ def branches():
     return step, [(tf.ones([3]),), (-tf.ones([3]),), (tf.ones([3]),), (-tf.ones([3]),)]
 
 
+def choices():
+    """A fork in the middle of a segment, at what an argument decides."""
+
+    @coexec.function
+    def step(x, doubled):
+        y = tf.tanh(x)
+        return y * 2.0 if doubled else tf.exp(y)
+
+    return step, [(tf.ones([3]), n % 2 == 0) for n in range(4)]
+
+
 def loops():
     """The same places again and again, a number of times that changes."""
 
@@ -156,7 +167,7 @@ def no_operations():
 FUNCTIONS = {
     make.__name__: make
     for make in (
-        straight_line, branches, loops, variables, keras_layer, lists, host_operations, shapes,
+        straight_line, branches, choices, loops, variables, keras_layer, lists, host_operations, shapes,
         changing_numbers, changing_items, guarded, no_operations,
     )
 }  # fmt: skip

@@ -35,9 +35,11 @@ class Answers:
     """A handler that notes what it is asked, and lets it run."""
 
     device = None
+    open = False
 
     def __init__(self, error=None):
         self.seen = []
+        self.tapes = self
         self.error = error
 
     def fast(self, op, name, args):
@@ -54,8 +56,9 @@ class Answers:
         self.seen.append(("constant", value))
         return intercept.make_constant(value, dtype)
 
-    def opened(self, tape):
-        self.seen.append("tape")
+    def __getattr__(self, event):
+        """What happens to tapes."""
+        return lambda *_: self.seen.append(event)
 
 
 def test_held_and_released():
@@ -153,10 +156,11 @@ def test_every_way_in_reaches_the_handler():
     finally:
         release()
     assert answers.seen[0] == ("constant", [5, 6])
-    assert answers.seen[1:3] == ["tape", "Sin"]
+    assert answers.seen[1:3] == ["opened", "Sin"]
     assert any(isinstance(name, (str, bytes)) and b"inference" in (name if isinstance(name, bytes) else name.encode())
                for name in answers.seen[3:])  # fmt: skip
-    assert answers.seen[-1] == "tape"
+    assert "popped" in answers.seen
+    assert "accumulates" in answers.seen[-2:]
 
 
 def test_handlers_nest():
@@ -236,7 +240,10 @@ def test_the_hooked_functions_are_the_named_ones():
     """The hooks stand in these modules under these names: nothing else is touched."""
     assert {name for module, name in HOOKED if module is pywrap_tfe} == {
         "TFE_Py_FastPathExecute", "TFE_Py_Execute", "TFE_Py_ExecuteCancelable", "TFE_Py_TensorShapeSlice",
-        "TFE_ToDlpackCapsule", "TFE_DlpackDevice", "TFE_Py_PackEagerTensors", "TFE_Py_TapeSetNew",
-        "TFE_Py_ForwardAccumulatorNew",
+        "TFE_ToDlpackCapsule", "TFE_DlpackDevice", "TFE_Py_PackEagerTensors", "TFE_Py_ForwardAccumulatorNew",
+        "TFE_Py_RecordGradient", "TFE_Py_TapeGradient", "TFE_Py_TapeSetAdd", "TFE_Py_TapeSetNew",
+        "TFE_Py_TapeSetPossibleGradientTypes", "TFE_Py_TapeSetRecordOperation", "TFE_Py_TapeSetRecordOperationBackprop",
+        "TFE_Py_TapeSetRecordOperationForwardprop", "TFE_Py_TapeSetRemove", "TFE_Py_TapeSetShouldRecordBackprop",
+        "TFE_Py_TapeVariableAccessed", "TFE_Py_TapeWatch", "TFE_Py_TapeWatchVariable",
     }  # fmt: skip
     assert [name for module, name in HOOKED if module is constant_op] == ["convert_to_eager_tensor"]

@@ -179,9 +179,7 @@ def test_the_private_methods_of_an_eager_tensor(name):
             base(*([X] if name != "_copy_to_device" else [X, "CPU:0"]))
 
 
-@pytest.mark.parametrize(
-    ("name", "use"), [(name, use) for name, uses in BY_PRIVATE_METHOD.items() for use in uses]
-)
+@pytest.mark.parametrize(("name", "use"), [(name, use) for name, uses in BY_PRIVATE_METHOD.items() for use in uses])
 def test_public_methods_go_through_the_private_ones(name, use):
     """`_EagerTensorBase` expresses the public methods by the private ones: a subclass that has those is whole."""
     asked = []

@@ -1,9 +1,11 @@
 """The tracer's small parts, each on its own: locations, guards, constants, specs, dtypes, shapes."""
 
+import concurrent.futures
 import contextlib
 import gc
 import pickle
 import sys
+import time
 
 import ml_dtypes
 import numpy as np
@@ -12,6 +14,7 @@ import tensorflow as tf
 
 import coexec
 from tracer import location
+from tracer import spec as spec_module
 from tracer.guards import is_guarded
 from tracer.inputs import input_enum
 from tracer.location import Frame, Location, add_library, call_stack, mark_entry
@@ -151,10 +154,17 @@ GUARDS = {
         "try:\n try: raise ValueError\n except ValueError: mark()\nexcept KeyError: pass",
     ),
     "in a loop in a try": (True, "try:\n for _ in range(1): mark()\nexcept ValueError: pass"),
+    "after a return out of a try": (True, "try:\n if not mark: return\n mark()\nexcept ValueError: pass"),
+    "after a continue out of a try": (
+        True,
+        "for i in range(2):\n try:\n  if i: continue\n  mark()\n except ValueError: pass",
+    ),
+    "after a break out of a try": (False, "while True:\n try: break\n except ValueError: pass\nmark()"),
     "try in a loop": (True, "for _ in range(1):\n try: mark()\n except ValueError: pass"),
     "tape": (False, "with tf.GradientTape() as tape: mark()"),
     "tape without a name": (False, "with tf.GradientTape(): mark()"),
     "tape with arguments": (False, "with tf.GradientTape(persistent=True): mark()"),
+    "a pause of a tape": (False, "with tf.GradientTape() as tape:\n with tape.stop_recording(): mark()"),
     "name scope": (False, "with tf.name_scope('a'): mark()"),
     "tape in a try": (True, "try:\n with tf.GradientTape(): mark()\nexcept ValueError: pass"),
     "try in a tape": (True, "with tf.GradientTape():\n try: mark()\n except ValueError: pass"),
@@ -271,6 +281,20 @@ def test_values_of_other_types_cannot_be_compared():
 
 
 # Specs.
+
+
+def test_threads_agree_on_specs(monkeypatch):
+    """Threads that intern equal specs at the same time get one object, else what they record never matches again."""
+
+    class Slow(spec_module.Spec):
+        def __init__(self, *parts):
+            time.sleep(0.02)
+            super().__init__(*parts)
+
+    monkeypatch.setattr(spec_module, "Spec", Slow)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        specs = list(pool.map(lambda _: intern_spec(FLOAT, (3, 77, 5)), range(4)))
+    assert all(spec is specs[0] for spec in specs)
 
 
 def test_equal_specs_are_one_object_while_one_of_them_lives():

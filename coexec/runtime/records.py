@@ -1,0 +1,160 @@
+"""Records: what waits to be put on tapes, of one operation or of a library call that was jumped over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from coexec.runtime.regions import Region
+from tracer.graph import CONST, LIST, Step
+from tracer.inputs import python_spec
+from tracer.intercept import flat_outputs, record_gradient
+from tracer.lazy import LazyTensor, new_lazy
+from tracer.op import complete_attrs, signature_of
+from tracer.private import EagerTensor, ops
+
+Constant = Callable[[Any, Any], Any]  # makes a tensor of a Python value, of a dtype
+
+
+class Entry:
+    """One followed operation that tapes were to record: its step, its arguments and its result."""
+
+    __slots__ = ("args", "op", "result", "step", "tapes")
+
+    def __init__(self, step: Step, op: str, args: tuple[Any, ...], result: Any, tapes: tuple[int, ...]) -> None:
+        self.step = step
+        self.op = op
+        # The program may change lists that it has given or got.
+        self.args = tuple([list(value) if isinstance(value, list) else value for value in args])
+        self.result = list(flat_outputs(result))
+        self.tapes = tapes
+
+    def identity(self) -> Any:
+        """Returns what this did, as far as it does not follow from the tensors given."""
+        return self.step
+
+    def goes_into(self, region: Any) -> None:
+        """Operations never end."""
+
+    def given(self) -> list[Any]:
+        """Returns the tensors given."""
+        arity = self.step.arity
+        flat: list[Any] = []
+        for value in self.args[:arity]:
+            flat.extend(value) if isinstance(value, (list, tuple)) else flat.append(value)
+        return [v for v in flat if isinstance(v, EagerTensor)]
+
+    def find(self, value: Any) -> Any:
+        """Returns what `get` finds this eager tensor by; None if it is not known here."""
+        for number, tensor in enumerate(self._tensors()):
+            if tensor is value or getattr(tensor, "_value", None) is value:
+                return number
+        return None
+
+    def get(self, number: Any) -> Any:
+        """Returns a tensor that was given or came out."""
+        return self._tensors()[number]
+
+    def _tensors(self) -> list[Any]:
+        return [*self.given(), *flat_outputs(self.result)]
+
+    def record(self, constant: Constant) -> None:
+        """Puts the operation on the active tapes."""
+        record_on_tapes(self.step, self.op, self.args, self.result, constant)
+
+
+class RegionEntry:
+    """What a region that was jumped over would have put on tapes."""
+
+    __slots__ = ("aliases", "arguments", "externals", "region", "tapes", "tensors", "version")
+
+    def __init__(
+        self,
+        region: Region,
+        arguments: list[Any],
+        tensors: dict[int, Any],
+        externals: list[Any],
+        tapes: tuple[int, ...],
+    ) -> None:
+        self.region = region
+        self.version = region.version
+        self.arguments = arguments
+        self.tensors = tensors  # by number: those that a tape holds, and those that came in or out
+        self.externals = externals
+        self.tapes = tapes
+        # Eager tensors that came in as lazy ones, as which the tapes know them.
+        self.aliases = {id(a._value): a for a in arguments if type(a) is LazyTensor and a._value is not None}
+
+    def identity(self) -> Any:
+        """Returns what this did, as far as it does not follow from the tensors given."""
+        return self.region, self.version
+
+    def goes_into(self, region: Region) -> None:
+        """Lets a gradient's region end with this one."""
+        self.region.gradients.add(region)
+
+    def given(self) -> list[Any]:
+        """Returns the tensors given."""
+        return self.arguments
+
+    def find(self, value: Any) -> Any:
+        """Returns what `get` finds this eager tensor by; None if it is not known here."""
+        for number, tensor in enumerate(self.arguments):
+            if tensor is value or getattr(tensor, "_value", None) is value:
+                return "argument", number
+        for number, tensor in self.tensors.items():
+            if tensor._value is value:
+                return "tensor", number
+        return None
+
+    def get(self, place: Any) -> Any:
+        """Returns a tensor that was given, came out, or was kept for the tapes."""
+        kind, number = place
+        return self.arguments[number] if kind == "argument" else self.tensors[number]
+
+    def record(self, constant: Callable[[Any, Any], Any]) -> None:
+        """Puts the region's operations on the active tapes."""
+        for step in self.region.recorded:
+            args: list[Any] = []
+            for i, slot in enumerate(step.slots):
+                if slot == LIST:
+                    slots, consts = step.lists[i]
+                    args.append([consts[j].value if j in consts else self._tensor(s) for j, s in enumerate(slots)])
+                else:
+                    args.append(step.consts[i].value if slot == CONST else self._tensor(slot))
+            result = [self._tensor(step.first + n) for n in range(len(step.outputs))]
+            record_on_tapes(step, step.op or "", tuple(args), result, constant)
+
+    def _tensor(self, slot: int) -> Any:
+        if slot < 0:
+            real = self.externals[-1 - slot]
+            return self.aliases.get(id(real), real)
+        tensor = self.tensors.get(slot)
+        if tensor is None:  # nobody will ever ask for its value: tapes hold those that they need
+            out = self.region.outputs[slot]
+            tensor = self.tensors[slot] = new_lazy(out, -1, None)
+        return tensor
+
+
+def record_on_tapes(step: Step, op: str, args: tuple[Any, ...], result: Any, constant: Constant) -> None:
+    """Puts a followed operation on the active tapes; `constant` makes tensors of Python values."""
+    flat: list[Any] = []
+    kinds: list[Any] = []
+    for i in range(step.arity):
+        value = args[i]
+        if i in step.lists:
+            value = [v if isinstance(v, EagerTensor) else tf.convert_to_tensor(v) for v in value]
+            flat.extend(value)
+            kinds.append(tuple(v._datatype_enum() for v in value))
+            continue
+        if not isinstance(value, EagerTensor):
+            signature = signature_of(op)
+            assert signature is not None
+            value = constant(value, python_spec(signature, i, args, value).dtype)
+        flat.append(value)
+        kinds.append(value._datatype_enum())
+    if step.tape is None:
+        step.tape = complete_attrs(op, step.attrs, tuple(kinds))
+    record_gradient(op, flat, step.tape, flat_outputs(result), ops.get_name_scope())

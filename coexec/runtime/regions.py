@@ -1,0 +1,260 @@
+"""Regions: library calls that are followed as one unit, their Python not run.
+
+A region hangs on the step before it, under a key: the function, its arguments (tensors by their place in the call,
+Python values by value, objects by identity) and the scopes around it. It leads to the step behind its operations, so
+the cursor jumps, and says which tensors the operations between take from outside, and which come out.
+
+It is learnt by running the library's Python twice: the operations must be followed without a cut, nothing else may have
+happened (`tracer.effects`), and both runs must agree. It is learnt anew when an object it depends on is written to, and
+is run again now and then to see that it still holds.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tracer.cursor import Cursor
+from tracer.effects import Watcher
+from tracer.graph import CONST, LIST, Step
+from tracer.inputs import PLAIN
+from tracer.lazy import LazyTensor, Output
+from tracer.op import Const, freeze
+from tracer.private import EagerTensor, is_resource_variable
+from tracer.spec import spec_of
+
+MAX_REGIONS = 64  # behind one step
+MAX_CHANGES = 16  # so often may the objects of a region be written to before it is given up
+
+# A region is run again after this many uses, and then after ten times as many, until every thousandth.
+FIRST_RUN_AGAIN, LAST_RUN_AGAIN = 10, 1000
+
+# One that was refused is tried again after this many calls, and then after twice as many, until every thousandth.
+FIRST_RETRY = 2
+
+
+class Opaque(Exception):
+    """An argument or result that cannot be compared from call to call; never leaves the runtime."""
+
+
+class Region(Watcher):
+    """What one library call does, at one place of a segment."""
+
+    def __init__(self, start: Step, key: Any, function: Any) -> None:
+        self.start = start
+        self.key = key
+        self.function = function
+        self.confirmed = 0  # runs in a row that agreed
+        self.version = 0  # of what it does
+        self.reason: str | None = None  # why it is none
+        self.visits = self.uses = self.changes = 0
+        self.retry = FIRST_RETRY
+        self.run_again = FIRST_RUN_AGAIN
+        self.held: list[Any] = []  # what is compared by identity
+        self.end = start
+        self.first: Step | None = None
+        self.outputs: dict[int, Output] = {}  # by number: the segment's up to the region's end
+        self.feeds: list[tuple[str, Any]] = []  # where each tensor from outside comes from
+        self.handles: set[int] = set()  # ids of the variables among them
+        self.baked: list[tuple[int, Const]] = []  # arguments whose value is part of the operations
+        self.pins: list[tuple[int, Any]] = []  # feeds of operations before that must be these objects
+        self.result: Any = None  # its form
+        self.recorded: list[Step] = []  # what tapes record
+        self.accessed: list[Any] = []  # the variables that tapes hear of
+        self.gradients: weakref.WeakSet[Region] = weakref.WeakSet()  # whose keys name this region
+        self.interior: list[int] = []  # tensors that nobody but tapes hold
+
+    def fill(self, **parts: Any) -> bool:
+        """Takes what a run has found; returns whether it is what the run before has found."""
+        same = self.confirmed > 0 and all(_same(getattr(self, name), value) for name, value in parts.items())
+        for name, value in parts.items():
+            setattr(self, name, value)
+        self.confirmed = self.confirmed + 1 if same else 1
+        self.version += not same
+        return same
+
+    def refuse(self, reason: str) -> None:
+        """Gives the region up until it is tried again."""
+        self.reason = reason
+        self.confirmed = 0
+
+    def changed(self, what: str) -> None:
+        """An object has been written to: the region must be learnt anew."""
+        self.confirmed = 0
+        self.changes += 1
+        if self.changes > MAX_CHANGES:
+            self.reason = f"{what} keeps changing"
+
+    def end_of_objects(self, _: Any = None) -> None:
+        """An object that the key names is gone; another may get its id. What is known of it is let go."""
+        self.confirmed = 0
+        self.start.regions.pop(self.key, None)
+        self.feeds, self.pins, self.accessed, self.result = [], [], [], None
+        for region in list(self.gradients):
+            region.end_of_objects()
+
+    def is_due(self) -> bool:
+        """Returns whether the call should run instead of being jumped over."""
+        if self.uses < self.run_again:
+            return False
+        self.run_again = self.uses + min(9 * max(self.uses, 1), LAST_RUN_AGAIN)
+        return True
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(_same(one[k], other[k]) for k in one)
+    if isinstance(one, Const):
+        return bool(one == other)
+    return isinstance(one, PLAIN) and freeze(one) == freeze(other)
+
+
+class Arguments:
+    """The arguments of one library call: its key, and the tensors among them."""
+
+    def __init__(self, cursor: Cursor) -> None:
+        self._base = cursor.base
+        self._end = cursor.step.end
+        self._externals = cursor.externals
+        self._constant_of = cursor.constant_of
+        self.tensors: list[Any] = []  # lazy tensors of the running segment, else eager ones
+        self.given: list[Any] = []  # the same as the program gave them, which is how tapes know them
+        self.consts: list[Const | None] = []  # the values of those that operations may take for constants
+        self.anchors: list[Any] = []  # objects that count by identity
+
+    def key(self, value: Any) -> Any:
+        """Returns a hashable stand-in of a value, equal exactly where the library would do the same."""
+        kind = type(value)
+        if kind is LazyTensor or kind is EagerTensor:
+            return self._tensor(value)
+        if kind is list or kind is tuple:
+            return kind, tuple([self.key(v) for v in value])
+        if kind is dict:
+            return dict, tuple([(self.key(k), self.key(v)) for k, v in value.items()])
+        if isinstance(value, tf.IndexedSlices):
+            return "slices", self.key(value.values), self.key(value.indices), self.key(value.dense_shape)
+        if kind in _SCALARS or isinstance(value, (tf.DType, tf.TensorShape)):
+            return freeze(value)
+        if isinstance(value, _OBJECTS) or is_resource_variable(value):
+            self.anchors.append(value)
+            return "object", id(value)
+        raise Opaque(f"an argument is a {kind.__name__}")
+
+    def _tensor(self, value: Any) -> Any:
+        given = value
+        if type(value) is LazyTensor:
+            out = value._out
+            if _marks(value):
+                raise Opaque("an argument carries a mask")
+            if out.const is not None:
+                real = value.resolve()
+                known = next((k for k, external in enumerate(self._externals) if external is real), None)
+                return "constant", known, self._add(real, given, out.const), out.spec.enum, out.spec.shape
+            place = value._key - self._base
+            if value._value is None and 0 <= place < self._end:
+                self._add(value, given)
+                return "tensor", place
+            value = value.resolve()
+        elif _marks(value):
+            raise Opaque("an argument carries a mask")
+        for k, known in enumerate(self._externals):
+            if known is value:
+                self._add(value, given, self._constant_of(value))
+                return "feed", k
+        spec = spec_of(value)
+        return "new", self._add(value, given, self._constant_of(value)), spec.enum, spec.shape
+
+    def _add(self, value: Any, given: Any, const: Const | None = None) -> int:
+        for number, known in enumerate(self.tensors):
+            if known is value:
+                return number
+        self.tensors.append(value)
+        self.given.append(given)
+        self.consts.append(const)
+        return len(self.tensors) - 1
+
+
+_SCALARS = frozenset({int, float, bool, complex, str, bytes, type(None)})
+_OBJECTS = (
+    keras.layers.Layer, keras.losses.Loss, keras.metrics.Metric, keras.optimizers.Optimizer, keras.Variable,
+    tf.UnconnectedGradients,
+)  # fmt: skip
+
+
+def _marks(tensor: Any) -> bool:
+    """Whether Keras has noted something on a tensor."""
+    return any(value is not None for value in vars(tensor).values())
+
+
+def anchor(region: Region, objects: list[Any]) -> None:
+    """Ends a region with the objects that its key names by their ids."""
+    for value in objects:
+        try:
+            region.held.append(weakref.ref(value, region.end_of_objects))
+        except TypeError:
+            region.held.append(value)
+
+
+def form_of(value: Any, place: Any) -> Any:
+    """Returns the form of a result with its tensors replaced by what `place` says of them."""
+    kind = type(value)
+    if kind is LazyTensor or kind is EagerTensor:
+        return place(value)
+    if kind is list or kind is tuple:
+        return kind, [form_of(v, place) for v in value]
+    if kind is dict:
+        return kind, {k: form_of(v, place) for k, v in value.items()}
+    if isinstance(value, tf.IndexedSlices):
+        return "slices", form_of(value.values, place), form_of(value.indices, place), form_of(value.dense_shape, place)
+    if value is None or isinstance(value, (*_OBJECTS, int, float, str)) or is_resource_variable(value):
+        return "object", value
+    raise Opaque(f"its result is a {kind.__name__}")
+
+
+def fill_form(form: Any, tensor: Any) -> Any:
+    """Returns a result of this form; `tensor` makes its tensors."""
+    kind = form[0]
+    if kind is list or kind is tuple:
+        return kind([fill_form(f, tensor) for f in form[1]])
+    if kind is dict:
+        return {k: fill_form(f, tensor) for k, f in form[1].items()}
+    if kind == "slices":
+        return tf.IndexedSlices(*[fill_form(f, tensor) for f in form[1:]])
+    return form[1] if kind == "object" else tensor(form)
+
+
+def steps_between(start: Step, end: Step) -> list[Step] | None:
+    """Returns the steps behind `start` up to `end`, in order; None if there is no way."""
+    steps = []
+    step: Step | None = end
+    while step is not None and step is not start:
+        steps.append(step)
+        step = step.parent
+    return None if step is None else steps[::-1]
+
+
+def slots_of(step: Step) -> list[int]:
+    """Returns where the inputs of a step come from, those in lists included; constants excluded."""
+    slots = [slot for slot in step.slots if slot not in (CONST, LIST)]
+    for listed, _ in step.lists.values():
+        slots += [slot for slot in listed if slot != CONST]
+    return slots
+
+
+def constants_of(step: Step) -> list[Const]:
+    """Returns the constants among the inputs of a step, those in lists included."""
+    return [*step.consts.values(), *(const for _, consts in step.lists.values() for const in consts.values())]
+
+
+def output_of(steps: list[Step]) -> dict[int, Output]:
+    """Returns the outputs of steps by their numbers."""
+    return {step.first + n: out for step in steps for n, out in enumerate(step.outputs)}

@@ -1,0 +1,158 @@
+"""Hostile values: what compilers may not rewrite, numbers of every kind, indices and variables that change by call."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from coexec import testing
+from tests.coexec import run_both
+
+CALLS = [(i,) for i in range(12)]
+MODES = ("auto", True, False)
+
+
+@pytest.fixture(autouse=True)
+def compiled():
+    """Every segment is launched, however small."""
+    with testing.compile_everything():
+        yield
+
+
+def on(values, operation, **options):
+    """Runs an operation on values that come from outside, so that no compiler may fold them."""
+    values = tf.constant(values, tf.float32)
+    run_both(lambda function: function(lambda _: operation(tf.identity(values))), CALLS[:4], **options)
+
+
+@pytest.mark.parametrize(
+    ("values", "operation"),
+    [
+        pytest.param([0.5], lambda x: (x + 1e8) - 1e8, id="sum"),
+        pytest.param([0.4], lambda x: (x + 12582912.0) - 12582912.0, id="rounding"),
+        pytest.param([1e-30], lambda x: (x * 1e30) * 1e30, id="product"),
+        pytest.param([100.0], lambda x: tf.exp(x) * tf.exp(-x), id="exponents"),
+        pytest.param([1000.0], lambda x: tf.math.log(tf.exp(x)), id="logarithm"),
+        pytest.param([1.0, np.nan, 3.0], lambda x: tf.nn.max_pool1d(x[None, :, None], 2, 1, "VALID"),
+                     id="pooled-nan"),
+        pytest.param([-0.0, 0.0, -0.0, 0.0], lambda x: tf.math.top_k(x, 3)[1],
+                     id="tied-zeros"),
+        pytest.param([1.0, 2.0, np.nan], tf.argmax, id="argmax-nan"),
+        pytest.param([1.0, 0.0, np.nan], tf.argmin, id="argmin-nan"),
+        pytest.param([1.0, np.nan, 3.0], tf.nn.softmax, id="softmax-nan"),
+        pytest.param([1e30], lambda x: tf.sqrt(tf.square(x)), id="root-of-square"),
+        pytest.param([3e38], lambda x: x / 3e38, id="large-divisor"),
+        pytest.param([0.0, 8.0, -8.0], lambda x: tf.quantization.fake_quant_with_min_max_vars(x, -6.0, 6.0),
+                     id="quantised"),
+        pytest.param([-0.0], lambda x: 1.0 / (x + tf.zeros_like(x)), id="zeros-like"),
+        pytest.param([-1.0], lambda x: tf.sqrt(x) * tf.sqrt(x), id="roots"),
+        pytest.param([0.0, np.inf], lambda x: x / x, id="quotient"),
+        pytest.param([0.0, 1.0], lambda x: x / 1e-39, id="tiny-divisor"),
+        pytest.param([2.0, np.nan, 1.0], lambda x: (tf.sort(x), tf.reduce_max(x)), id="sorted-nan"),
+    ],
+)  # fmt: skip
+def test_rewrites(values, operation):
+    """Compiled arithmetic gives the value that each operation on its own gives."""
+    on(values, operation)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [tf.sqrt, tf.norm, tf.reduce_max, tf.reduce_prod, tf.math.rsqrt, tf.math.cumprod, tf.math.reduce_std,
+     lambda x: tf.clip_by_value(x, 0.0, 1.0), lambda x: x**0.5, lambda x: tf.math.xlogy(x, x),
+     lambda x: tf.where(x > 0, tf.math.log(x), 0.0), lambda x: tf.math.top_k(x, 2)[0]],
+)  # fmt: skip
+@pytest.mark.parametrize("jit", MODES)
+def test_gradients_at_the_edge(operation, jit):
+    """Gradients at zeros, ties and borders are the kernels' own, with their NaNs and infinities."""
+
+    def differentiated(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = operation(x)
+        return y, tape.gradient(y, x)
+
+    on([0.0, 1.0, 1.0, 0.0], differentiated, jit_compile=jit)
+
+
+@pytest.mark.parametrize("jit", MODES)
+def test_indices_that_leave_the_range(jit):
+    """Indices out of range fail as eagerly do, write nothing of their own, and the next call is right."""
+
+    def make(function):
+        table = tf.Variable(tf.reshape(tf.range(12.0), [6, 2]))
+
+        @function
+        def step(i):
+            rows = tf.constant([0, [2, 5, 6, -1, 1][i % 5]])
+            table.assign_add(tf.ones_like(table))
+            found = tf.gather(table, rows) * 2.0
+            table.scatter_add(tf.IndexedSlices(tf.ones([2, 2]), rows))
+            return found, tf.one_hot(rows, 3), table.read_value()
+
+        return step
+
+    run_both(make, CALLS, jit_compile=jit)
+
+
+@pytest.mark.parametrize("jit", MODES)
+def test_duplicates_and_slices_of_one_variable(jit):
+    """Sparse updates with duplicates and slice assignments come in the program's order."""
+
+    def make(function):
+        state = tf.Variable(tf.zeros([4]))
+
+        @function
+        def step(i):
+            state.scatter_update(tf.IndexedSlices(tf.constant([1.0, 2.0, 3.0]) + float(i), tf.constant([1, 1, 1])))
+            state.scatter_max(tf.IndexedSlices(tf.constant([9.0, 2.0]), tf.constant([0, 0])))
+            state.scatter_mul(tf.IndexedSlices(tf.constant([2.0, 3.0]), tf.constant([1, 1])))
+            state[2].assign(state[1] * 2.0)
+            state[1:3].assign(state[0:2])
+            return state + 0.0
+
+        return step
+
+    run_both(make, CALLS, jit_compile=jit)
+
+
+@pytest.mark.parametrize("jit", MODES)
+def test_one_variable_under_two_names_late(jit):
+    """A variable that becomes another's alias on a late call is read after it was written."""
+
+    def make(function):
+        one, two = tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0])
+
+        @function
+        def step(i):
+            left, right = (one, one) if i % 4 == 3 else (one, two)
+            left.assign_add([1.0, 1.0])
+            doubled = right * 2.0
+            right.assign(left + doubled)
+            return left + right, doubled, one.read_value(), two.read_value()
+
+        return step
+
+    run_both(make, CALLS, jit_compile=jit)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "number"),
+    [
+        *[(d, n) for d in (tf.float32, tf.float16, tf.int8) for n in (np.float32(2), np.int64(2))],
+        (tf.int32, np.int64(2)),
+        (tf.float32, 2.0),
+    ],
+)
+@pytest.mark.parametrize("jit", MODES)
+def test_number_that_becomes_a_numpy_scalar(dtype, number, jit):
+    """A Python number may be a NumPy scalar on a later call, beside a tensor of any dtype."""
+    values = tf.constant([1, 3, 0], dtype)
+
+    def make(function):
+        @function
+        def step(n):
+            return values + n, n - values, values * n
+
+        return step
+
+    run_both(make, [(2,), (number,), (number,), (2,), (number,)], jit_compile=jit)

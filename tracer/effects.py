@@ -1,0 +1,248 @@
+"""Effects: what a library call did to Python beside its operations and its result, and who writes to its objects later.
+
+A library call may be followed as one unit, its Python not run, if it runs no user code, leaves no trace in Python, and
+finds its objects as they were. The first two are observed while it runs, by looking at everything that can be
+reached from its objects before and after; the last is told by the `__setattr__` of the objects' classes.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import sys
+import sysconfig
+import types
+import weakref
+from collections import deque
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tracer.inputs import shape_like
+from tracer.location import is_user
+from tracer.private import EagerTensor
+
+MAX_OBJECTS = 100_000  # that are looked at for one call; a call with more is not known by its effects
+
+# Calls into these are no user code, though their frames are part of a location: TensorFlow and Keras call them.
+_STANDARD = os.path.join(sysconfig.get_path("stdlib"), "")
+_INSTALLED = tuple({os.path.join(sysconfig.get_path(name), "") for name in ("purelib", "platlib")})
+_HELPERS = tuple(
+    path + name for path in _INSTALLED for name in ("absl", "ml_dtypes", "optree", "typing_extensions", "wrapt")
+)
+
+# What is done by these cannot be seen afterwards.
+_OUTSIDE = frozenset({"_io", "_socket"})  # methods of classes from there
+_ACTING = frozenset({"print", "input", "open", "sleep", "warn", "warn_explicit"})
+
+_LEAVES = (
+    type, types.FunctionType, types.ModuleType, types.CodeType, np.ndarray, np.generic,
+    EagerTensor, tf.DType, tf.TensorShape, weakref.ReferenceType, str, bytes, int, float, complex, type(None),
+)  # fmt: skip
+
+
+# Code that libraries make of strings (named tuples, data classes) belongs to the module it was made for.
+_GENERATED = ("<string>", "<__array_function__")
+_MODULES = (
+    "namedtuple_",
+    "tracer",
+    "coexec",
+    "keras",
+    "tensorflow",
+    "numpy",
+    "optree",
+    "absl",
+    "collections",
+    "inspect",
+    "dataclasses",
+)
+
+
+def runs_user_code(frame: types.FrameType) -> bool:
+    """Returns whether this is code of the program itself, or of a library that is not known to be harmless."""
+    code = frame.f_code
+    if not is_user(code):
+        return False
+    name = code.co_filename
+    if name.startswith(_GENERATED):
+        return not str(frame.f_globals.get("__name__")).startswith(_MODULES)
+    if name.startswith(_INSTALLED):
+        return not name.startswith(_HELPERS)
+    return not name.startswith(_STANDARD)
+
+
+class Effects:
+    """Watches one call: `reason` says afterwards what it did that its operations and result do not show."""
+
+    def __init__(self, roots: list[Any], tensors: list[Any]) -> None:
+        self._roots = roots
+        self._tensors = {id(tensor) for tensor in tensors}
+        self.reason: str | None = None
+        self.objects: list[Any] = []  # whose attributes the call may have read
+        self.read: set[int] = set()  # the ids of those tensors whose values Python has read
+
+    def __enter__(self) -> Effects:
+        self._before = _contents(self._roots)
+        if self._before is None:
+            self.reason = f"it can reach more than {MAX_OBJECTS} objects"
+        else:
+            self._random = _random_states()
+            sys.setprofile(self._profile)
+        return self
+
+    def _profile(self, frame: Any, event: str, function: Any) -> None:
+        if self.reason is not None:
+            return
+        if event == "call":
+            code = frame.f_code
+            if runs_user_code(frame):
+                module = frame.f_globals.get("__name__")
+                self.reason = f"it runs {code.co_name} of {module} ({code.co_filename}:{code.co_firstlineno})"
+            elif code.co_name == "convert_to_numpy":  # of Keras
+                self.read.add(id(frame.f_locals.get("x")))
+        elif event == "c_call":
+            holder = getattr(function, "__self__", None)
+            if id(holder) in self._tensors:
+                if function.__name__ == "_numpy_internal" and frame.f_code is not shape_like.__code__:
+                    self.read.add(id(holder))
+            elif function.__name__ in _ACTING or type(holder).__module__ in _OUTSIDE:
+                self.reason = f"it calls {function.__qualname__}"
+
+    def __exit__(self, raised: Any, *_: Any) -> None:
+        if sys.getprofile() == self._profile:
+            sys.setprofile(None)
+        before, self._before = self._before, None
+        if raised is not None:
+            self.reason = "it raised an exception"
+        if self.reason is not None or before is None:
+            return
+        if _random_states() != self._random:
+            self.reason = "it draws from the random numbers of Python or NumPy"
+            return
+        after = _contents([holder for holder, _, _ in before.values()], before.keys()) or {}
+        for key, (holder, names, values) in before.items():
+            _, names_now, values_now = after[key]
+            if len(values) != len(values_now) or any(map(_differs, values, values_now)) or names != names_now:
+                self.reason = f"it changes {_describe(holder, names, values, names_now, values_now)}"
+                return
+        self.objects = [holder for holder, names, _ in before.values() if names is not None]
+
+
+def _differs(one: Any, other: Any) -> bool:
+    return one is not other
+
+
+def _describe(holder: Any, names: Any, values: Any, names_now: Any, values_now: Any) -> str:
+    kind = type(holder).__name__
+    if names is None or names_now is None:
+        return f"a {kind}"
+    before, after = dict(zip(names, values, strict=True)), dict(zip(names_now, values_now, strict=True))
+    changed = [n for n in {**before, **after} if n not in before or n not in after or before[n] is not after[n]]
+    return f"{', '.join(map(str, changed))} of a {kind}"
+
+
+def _random_states() -> Any:
+    numpy = np.random.get_state(legacy=False)["state"]
+    return random.getstate(), {k: v.tobytes() if isinstance(v, np.ndarray) else v for k, v in numpy.items()}
+
+
+def _contents(roots: list[Any], only: Any = None) -> dict[int, tuple[Any, Any, tuple[Any, ...]]] | None:
+    """Returns by id each object that can be reached, with its attributes' names (None: a container) and what it holds.
+
+    `only`: the ids of those to look at, and no further.
+    """
+    found: dict[int, tuple[Any, Any, tuple[Any, ...]]] = {}
+    ahead = deque(roots)
+    while ahead:
+        holder = ahead.popleft()
+        if isinstance(holder, _LEAVES) or id(holder) in found or (only is not None and id(holder) not in only):
+            continue
+        names: Any = None
+        if isinstance(holder, dict):
+            values = (*holder.keys(), *holder.values())
+        elif isinstance(holder, (list, tuple, set, frozenset, deque)):
+            values = tuple(holder)
+        elif isinstance(holder, (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)):
+            values = (holder.__self__,)
+        elif isinstance(holder, functools.partial):
+            values = (holder.func, holder.args, holder.keywords)
+        else:
+            attributes = getattr(holder, "__dict__", None)
+            if type(attributes) is not dict:
+                continue
+            names, values = tuple(attributes), tuple(attributes.values())
+        found[id(holder)] = (holder, names, values)
+        if len(found) > MAX_OBJECTS:
+            return None
+        if only is None:
+            ahead.extend(values)
+    return found
+
+
+# Writes.
+
+_MISSING = object()
+_PLAIN = (int, float, str, bool)
+_watched: dict[int, tuple[Any, weakref.WeakSet[Any]]] = {}  # by the object's id: a reference to it, who watches
+_hooked: weakref.WeakSet[type] = weakref.WeakSet()
+
+
+class Watcher:
+    """Somebody who relies on objects' attributes; `changed` is called when one of them is written."""
+
+    __slots__ = ("__weakref__",)
+
+    def changed(self, what: str) -> None:
+        """Takes note that `what` is no longer what it was."""
+        raise NotImplementedError
+
+
+def watch(objects: list[Any], watcher: Watcher) -> None:
+    """Makes writes to attributes of these objects, as far as they are Keras' or derived from Keras' classes, known."""
+    for holder in objects:
+        kind = type(holder)
+        if not any(base.__module__.startswith("keras.") for base in kind.__mro__):
+            continue
+        _hook(kind)
+        key = id(holder)
+        if key not in _watched:
+            try:
+                reference: Any = weakref.ref(holder, functools.partial(_forget, key))
+            except TypeError:
+                reference = holder
+            _watched[key] = (reference, weakref.WeakSet())
+        _watched[key][1].add(watcher)
+
+
+def written(holder: Any, what: str) -> None:
+    """Tells those who watch an object that `what` of it is no longer what it was."""
+    entry = _watched.get(id(holder))
+    if entry is not None:
+        for watcher in list(entry[1]):
+            watcher.changed(f"{what} of {type(holder).__name__}")
+
+
+def _forget(key: int, _: Any) -> None:
+    _watched.pop(key, None)
+
+
+def _hook(kind: type) -> None:
+    if kind in _hooked:
+        return
+    original: Any = kind.__setattr__
+
+    def __setattr__(self: Any, name: str, value: Any) -> None:
+        if id(self) not in _watched:
+            original(self, name, value)
+            return
+        before = self.__dict__.get(name, _MISSING)
+        original(self, name, value)
+        after = self.__dict__.get(name, _MISSING)
+        same = after is before or (type(after) is type(before) and type(after) in _PLAIN and after == before)
+        if not same or name == "__class__":
+            written(self, name)
+
+    kind.__setattr__ = __setattr__  # type: ignore[method-assign, assignment]
+    _hooked.add(kind)
