@@ -12,14 +12,15 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 # It pins TensorFlow's threads to one core as soon as scikit-learn's OpenMP is loaded.
 unexport OMP_PROC_BIND
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check bench bench-all clean
 
 help:
-	@echo "make demo    train a classifier eagerly and co-executed, and compare"
-	@echo "make test    all tests"
-	@echo "make check   lint, types, architecture and the tiny test: about a minute"
-	@echo "make bench   the benchmark table; ARGS=--quick, --case=NAME, --profile, --write-readme"
-	@echo "make clean   remove .venv and every cache"
+	@echo "make demo       train a classifier eagerly and co-executed, and compare"
+	@echo "make test       all tests"
+	@echo "make check      lint, types, architecture and the tiny test: about a minute"
+	@echo "make bench      the benchmark table; ARGS=--quick, --case=NAME, --profile, --write-readme"
+	@echo "make bench-all  the programs of the papers, about an hour; ARGS=--write, --program=NAME, --rounds=N, --json=FILE"
+	@echo "make clean      remove .venv and every cache"
 	@echo "PYTHON=python3.12 picks the Python for .venv (3.10 to 3.13)"
 
 demo: $(STAMP)
@@ -35,6 +36,9 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/python -m examples.bench $(ARGS)
+
+bench-all: $(STAMP)
+	@$(BIN)/python -m examples.bench.programs $(ARGS)
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || \
