@@ -48,6 +48,7 @@ class Cursor:
         self.step = graph.entry.start_after()
         self.externals: list[Any] = []  # the feeds of the running segment
         self.handles: set[int] = set()  # ids of those that are resources: an alias needs wiring of its own
+        self.numbers: set[int] = set()  # ids of those that were made of constants
         self.ended: list[Step] = []  # the last step of each segment so far
         self.made: set[int] = set()  # ids of eager tensors that operations of this call have made
         self._counts: Counter[Any] = Counter()
@@ -116,6 +117,7 @@ class Cursor:
         if len(self.externals) > mark:
             for real in self.externals[mark:]:
                 self.handles.discard(id(real))
+                self.numbers.discard(id(real))
             del self.externals[mark:]
         return False
 
@@ -149,6 +151,8 @@ class Cursor:
             if id(real) in self.handles or self.graph.handle_spec(real) is not spec:
                 return False
             self.handles.add(id(real))
+        elif kind is not EagerTensor and (kind is not LazyTensor or value._out.const is not None):
+            self.numbers.add(id(real))
         externals.append(real)
         return True
 
@@ -195,12 +199,12 @@ class Cursor:
         self.ended.append(step)
         self.base += step.end
         self.externals = []
-        self.handles = set()
+        self.handles, self.numbers = set(), set()
         self.step = step.node.start_after()
 
     def close(self) -> None:
         """Lets go of the call's tensors; nothing is followed any more."""
-        self.externals, self.handles = [], set()
+        self.externals, self.handles, self.numbers = [], set(), set()
         self.made.clear()
         self._counts.clear()
 

@@ -28,6 +28,7 @@ class Wiring:
         self.lists: dict[int, tuple[tuple[int, ...], dict[int, Const]]] = {}
         self.specs: list[Spec] = []
         self.externals = list(cursor.externals)
+        self.made: list[Any] = []  # feeds made of constants
 
     def build(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Fills in the wiring, single inputs before lists as the cursor compares them; returns the variant's key."""
@@ -62,6 +63,7 @@ class Wiring:
         new = self.externals[len(self.cursor.externals) :]
         self.cursor.externals.extend(new)
         self.cursor.handles.update(id(t) for t in new if t._datatype_enum() == RESOURCE)
+        self.cursor.numbers.update(map(id, self.made))
 
     def _is_list(self, i: int) -> bool:
         return bool(self.args) and self.signature.lists[i]
@@ -77,7 +79,7 @@ class Wiring:
                     return CONST, part_of(const, spec, self.op), const
             elif value._value is None and 0 <= value._key - self.cursor.base < self.cursor.step.end:
                 return value._key - self.cursor.base, spec, None
-            return self._external(value.resolve(), spec), spec, None
+            return self._external(value.resolve(), spec, const is not None), spec, None
         if kind is EagerTensor:
             spec = spec_of(value)
             const = self.cursor.constant_of(value)
@@ -99,12 +101,14 @@ class Wiring:
             else:
                 const = Const(value)
             return CONST, part_of(const, spec, self.op), const
-        return self._external(make_constant(value, spec.dtype), spec), spec, None
+        return self._external(make_constant(value, spec.dtype), spec, True), spec, None
 
-    def _external(self, real: Any, spec: Spec) -> int:
+    def _external(self, real: Any, spec: Spec, made: bool = False) -> int:
         for k, known in enumerate(self.externals):
             if known is real:
                 return -1 - k
         self.externals.append(real)
+        if made:
+            self.made.append(real)
         self.specs.append(spec)
         return -len(self.externals)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from coexec.events import Kind
@@ -26,12 +27,14 @@ from coexec.runtime.regions import (
 )  # fmt: skip
 from tracer.effects import Effects, watch
 from tracer.graph import Step
+from tracer.inputs import small
 from tracer.intercept import tape_is_empty
-from tracer.lazy import LazyTensor, new_lazy, unwrap
+from tracer.lazy import LazyTensor, eager_constant, new_lazy, unwrap
 from tracer.library import environment, gradient
 from tracer.location import call_stack, place_of
+from tracer.op import Const
 from tracer.private import EagerTensor, pywrap_tfe
-from tracer.spec import RESOURCE
+from tracer.spec import RESOURCE, spec_of
 
 
 class LibraryCalls:
@@ -194,6 +197,9 @@ class LibraryCalls:
     def _feed(self, source: str, value: Any) -> Any:
         if source == "same":
             return value
+        if source == "number":
+            spec, const = value
+            return eager_constant(const.value, spec)
         at, place = value
         return unwrap(self.run.tapes.entries_of(self._number)[at].get(place))
 
@@ -313,11 +319,11 @@ class LibraryCalls:
             place = entry.find(value)
             if place is not None:
                 return "earlier", (at, place)
+        if id(value) in self.run.cursor.numbers and small(array := np.asarray(value._numpy_internal())):
+            return "number", (spec_of(value), Const(array))  # made anew on every call
         return "same", value
 
     def _result(self, tensor: Any, arguments: Arguments, first: int, end: int) -> Any:
-        if type(tensor) is LazyTensor and any(v is not None for v in vars(tensor).values()):
-            raise Opaque("its result carries a mask")
         for number, known in enumerate(arguments.given):
             if known is tensor:
                 return "argument", number

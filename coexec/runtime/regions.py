@@ -135,7 +135,10 @@ class Arguments:
         """Returns a hashable stand-in of a value, equal exactly where the library would do the same."""
         kind = type(value)
         if kind is LazyTensor or kind is EagerTensor:
-            return self._tensor(value)
+            marks = _marks(value)
+            if not marks:
+                return self._tensor(value)
+            return "marked", self._tensor(value), tuple([(name, self.key(mark)) for name, mark in marks.items()])
         if kind is list or kind is tuple:
             return kind, tuple([self.key(v) for v in value])
         if kind is dict:
@@ -153,8 +156,6 @@ class Arguments:
         given = value
         if type(value) is LazyTensor:
             out = value._out
-            if _marks(value):
-                raise Opaque("an argument carries a mask")
             if out.const is not None:
                 real = value.resolve()
                 known = next((k for k, external in enumerate(self._externals) if external is real), None)
@@ -164,8 +165,6 @@ class Arguments:
                 self._add(value, given)
                 return "tensor", place
             value = value.resolve()
-        elif _marks(value):
-            raise Opaque("an argument carries a mask")
         for k, known in enumerate(self._externals):
             if known is value:
                 self._add(value, given, self._constant_of(value))
@@ -190,9 +189,9 @@ _OBJECTS = (
 )  # fmt: skip
 
 
-def _marks(tensor: Any) -> bool:
-    """Whether Keras has noted something on a tensor."""
-    return any(value is not None for value in vars(tensor).values())
+def _marks(tensor: Any) -> dict[str, Any]:
+    """Returns what Keras has noted on a tensor: its mask, the logits it was made of."""
+    return {name: value for name, value in vars(tensor).items() if value is not None}
 
 
 def anchor(region: Region, objects: list[Any]) -> None:
@@ -208,7 +207,10 @@ def form_of(value: Any, place: Any) -> Any:
     """Returns the form of a result with its tensors replaced by what `place` says of them."""
     kind = type(value)
     if kind is LazyTensor or kind is EagerTensor:
-        return place(value)
+        marks = _marks(value)
+        if not marks:
+            return place(value)
+        return "marked", place(value), {name: form_of(mark, place) for name, mark in marks.items()}
     if kind is list or kind is tuple:
         return kind, [form_of(v, place) for v in value]
     if kind is dict:
@@ -229,6 +231,11 @@ def fill_form(form: Any, tensor: Any) -> Any:
         return {k: fill_form(f, tensor) for k, f in form[1].items()}
     if kind == "slices":
         return tf.IndexedSlices(*[fill_form(f, tensor) for f in form[1:]])
+    if kind == "marked":
+        made = tensor(form[1])
+        for name, mark in form[2].items():
+            setattr(made, name, fill_form(mark, tensor))
+        return made
     return form[1] if kind == "object" else tensor(form)
 
 

@@ -676,6 +676,32 @@ def attention_with_flags(decorate):
     return step
 
 
+@program()
+def tensors_that_carry_masks_and_logits(decorate):
+    """Keras notes masks and logits on tensors; the program may take them off, or put on others."""
+    embedding, add, pool = layers.Embedding(5, 4, mask_zero=True), layers.Add(), layers.GlobalAveragePooling1D()
+    gate, entropy = dense(4, activation="sigmoid"), keras.losses.BinaryCrossentropy()
+
+    @decorate
+    def step(i):
+        tokens = tf.constant([[1, 2, 0], [3, i % 3, 0]])
+        with tf.GradientTape() as tape:
+            hidden = embedding(tokens)
+            both = add([hidden, hidden * 2.0])
+            if i % 5 == 4:
+                hidden._keras_mask = tf.logical_not(hidden._keras_mask)
+            pooled = pool(hidden), pool(both)
+            opened = gate(pooled[0])
+            if i in (6, 9, 12):
+                del opened._keras_logits
+            chances = tf.sigmoid(pooled[1])
+            loss = entropy(tf.ones_like(opened), opened) + entropy(tf.ones_like(chances), chances)
+        marks = [getattr(t, "_keras_mask", None) for t in (hidden, both, *pooled)], getattr(opened, "_keras_logits", 0)
+        return loss, marks, tape.gradient(loss, [*embedding.trainable_variables, *gate.trainable_variables])
+
+    return step
+
+
 # Writes.
 
 
