@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tracer.inputs import shape_like
 from tracer.location import is_user
-from tracer.private import EagerTensor
+from tracer.private import EagerTensor, ops
 
 MAX_OBJECTS = 100_000  # that are looked at for one call; a call with more is not known by its effects
 
@@ -76,12 +76,12 @@ def runs_user_code(frame: types.FrameType) -> bool:
 class Effects:
     """Watches one call: `reason` says afterwards what it did that its operations and result do not show."""
 
-    def __init__(self, roots: list[Any], tensors: list[Any]) -> None:
+    def __init__(self, roots: list[Any]) -> None:
         self._roots = roots
-        self._tensors = {id(tensor) for tensor in tensors}
         self.reason: str | None = None
+        self.runs_user_code = False
         self.objects: list[Any] = []  # whose attributes the call may have read
-        self.read: set[int] = set()  # the ids of those tensors whose values Python has read
+        self.read: set[int] = set()  # the ids of tensors from before whose values Python has read
 
     def __enter__(self) -> Effects:
         self._before = _contents(self._roots)
@@ -89,6 +89,7 @@ class Effects:
             self.reason = f"it can reach more than {MAX_OBJECTS} objects"
         else:
             self._random = _random_states()
+            self._newest = ops.uid()
             sys.setprofile(self._profile)
         return self
 
@@ -99,16 +100,21 @@ class Effects:
             code = frame.f_code
             if runs_user_code(frame):
                 module = frame.f_globals.get("__name__")
+                self.runs_user_code = True
                 self.reason = f"it runs {code.co_name} of {module} ({code.co_filename}:{code.co_firstlineno})"
-            elif code.co_name == "convert_to_numpy":  # of Keras
-                self.read.add(id(frame.f_locals.get("x")))
+            elif code.co_name == "convert_to_numpy" and isinstance(frame.f_locals.get("x"), EagerTensor):  # of Keras
+                self._reads(frame.f_locals["x"])
         elif event == "c_call":
             holder = getattr(function, "__self__", None)
-            if id(holder) in self._tensors:
+            if type(holder) is EagerTensor:
                 if function.__name__ == "_numpy_internal" and frame.f_code is not shape_like.__code__:
-                    self.read.add(id(holder))
+                    self._reads(holder)
             elif function.__name__ in _ACTING or type(holder).__module__ in _OUTSIDE:
                 self.reason = f"it calls {function.__qualname__}"
+
+    def _reads(self, tensor: Any) -> None:
+        if tensor._id < self._newest:
+            self.read.add(id(tensor))
 
     def __exit__(self, raised: Any, *_: Any) -> None:
         if sys.getprofile() == self._profile:

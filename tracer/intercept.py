@@ -21,6 +21,8 @@ import threading
 import weakref
 from typing import Any, Protocol
 
+import tensorflow as tf
+
 from tracer.inputs import python_spec
 from tracer.lazy import LazyTensor, has_lazy, unwrap
 from tracer.op import Signature, complete_attrs, signature_of
@@ -302,15 +304,29 @@ def _unwrapping(function: Any) -> Any:
     return hook
 
 
+def _shape_slice(tensors: Any, dimension: int) -> Any:
+    """One dimension of each tensor's shape, as an integer tensor: gradients of concatenations ask for it."""
+    handler = _thread.handler
+    if handler is None or not has_lazy(tensors):
+        return _tensor_shape_slice(unwrap(tensors), dimension)
+    shapes = [t._shape_tuple() for t in tensors]
+    if not all(0 <= dimension < len(shape) for shape in shapes):
+        return _tensor_shape_slice(unwrap(tensors), dimension)
+    return handler.constant([shape[dimension] for shape in shapes], tf.int32)
+
+
+_tensor_shape_slice = pywrap_tfe.TFE_Py_TensorShapeSlice
+
 _HOOKS: list[tuple[Any, str, Any, Any]] = [
     (pywrap_tfe, "TFE_Py_FastPathExecute", fast_execute, _fast_path),
     (pywrap_tfe, "TFE_Py_Execute", execute, _execute_hook),
     (pywrap_tfe, "TFE_Py_ExecuteCancelable", _execute_cancelable, _execute_cancelable_hook),
+    (pywrap_tfe, "TFE_Py_TensorShapeSlice", _tensor_shape_slice, _shape_slice),
     (constant_op, "convert_to_eager_tensor", _convert_to_eager_tensor, _constant_hook),
 ]
 _HOOKS += [
     (pywrap_tfe, name, getattr(pywrap_tfe, name), _unwrapping(getattr(pywrap_tfe, name)))
-    for name in ("TFE_Py_TensorShapeSlice", "TFE_ToDlpackCapsule", "TFE_DlpackDevice", "TFE_Py_PackEagerTensors")
+    for name in ("TFE_ToDlpackCapsule", "TFE_DlpackDevice", "TFE_Py_PackEagerTensors")
 ]
 _HOOKS += [
     (pywrap_tfe, name, getattr(pywrap_tfe, name), tell(getattr(pywrap_tfe, name), event))

@@ -94,7 +94,7 @@ class Following:
             self.values.append(lazy)
             cursor.step = step
             if not tape_is_empty():
-                self.tapes.record(step, op, args, lazy)
+                self.tapes.record(step, op, args, lazy, cursor.externals)
             return lazy
 
     def fast(self, op: str, name: Any, args: tuple[Any, ...]) -> Any:
@@ -117,7 +117,7 @@ class Following:
                 result = self._answer(step) if step is not None and not step.host else None
             if step is not None and not step.host:
                 if not tape_is_empty():
-                    self.tapes.record(step, op, args, result)
+                    self.tapes.record(step, op, args, result, cursor.externals)
                 if step.risky is not False and self._launches(step):
                     del result
                     return self._launch_guarded(step)

@@ -98,7 +98,7 @@ class LibraryCalls:
     # Keys.
 
     def _key(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: Arguments) -> Any:
-        self._kept = []
+        self._kept, self._arguments = [], arguments
         taped = not tape_is_empty()
         around = environment(self._kept)
         if function is not gradient:
@@ -118,11 +118,19 @@ class LibraryCalls:
         return function, kind, around, arguments.key(rest), arguments.key(kwargs), history, tuple(places)
 
     def _place(self, value: Any) -> Any:
-        """Names a tensor or variable by where in the call it has come from."""
+        """Names a tensor or variable by where in the call it has come from.
+
+        Constants count as arguments: the gradient's operations may take them for what they are.
+        """
         if type(value) is LazyTensor:
+            if value._out.const is not None:
+                return self._arguments.key(value)
             if value._key >= self._origin:
                 return value._key - self._origin
-        elif not isinstance(value, EagerTensor):
+        elif isinstance(value, EagerTensor):
+            if self.run.cursor.constant_of(value) is not None:
+                return self._arguments.key(value)
+        else:
             value = getattr(value, "handle", None)
         if value is None:
             return None
@@ -217,7 +225,7 @@ class LibraryCalls:
         tapes.catch_up()
         tapes.steps, tapes.variables, tapes.touched = [], [], False
         run.open = False
-        effects = Effects(roots, arguments.tensors)
+        effects = Effects(roots)
         try:
             with effects:
                 result = function(*args, **kwargs)
@@ -240,7 +248,8 @@ class LibraryCalls:
             except Opaque as error:
                 reason = str(error)
         if reason is not None:
-            region.refuse(reason)
+            # User code will hardly go away, and learning keeps the library calls that it makes from being jumped over.
+            region.refuse(reason, effects.runs_user_code)
             self._tell(function, reason)
         else:
             watch(effects.objects, region)
@@ -293,10 +302,12 @@ class LibraryCalls:
         # The value of an argument that some operation has taken for a constant, or Python has read, decides what the
         # operations are.
         used = {const for step in steps for const in constants_of(step)}
-        decisive = [id(v) in read or c in used for v, c in zip(arguments.tensors, arguments.consts, strict=True)]
-        baked = [(n, const) for n, const in enumerate(arguments.consts) if decisive[n] and const is not None]
-        if any(decisive[n] and const is None for n, const in enumerate(arguments.consts)):
-            raise Opaque("its Python reads the value of an argument")
+        known = list(zip(arguments.tensors, arguments.consts, strict=True))
+        baked = [
+            (n, const) for n, (v, const) in enumerate(known) if const is not None and (const in used or id(v) in read)
+        ]
+        if not read.issubset(id(v) for v, const in known if const is not None):
+            raise Opaque("its Python reads the value of a tensor")
         agreed = region.fill(
             baked=baked,
             end=end,

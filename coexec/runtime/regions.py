@@ -76,10 +76,12 @@ class Region(Watcher):
         self.version += not same
         return same
 
-    def refuse(self, reason: str) -> None:
+    def refuse(self, reason: str, for_long: bool = False) -> None:
         """Gives the region up until it is tried again."""
         self.reason = reason
         self.confirmed = 0
+        if for_long:
+            self.retry = max(self.retry, self.visits + LAST_RUN_AGAIN)
 
     def changed(self, what: str) -> None:
         """An object has been written to: the region must be learnt anew."""

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from coexec.runtime.records import Constant, Entry, record_on_tapes
-from tracer.graph import Step
+from tracer.graph import CONST, LIST, Step
 from tracer.intercept import tape_is_empty
-from tracer.private import pywrap_tfe
+from tracer.private import EagerTensor, pywrap_tfe
 
 
 class Tapes:
@@ -92,8 +92,9 @@ class Tapes:
 
     # Records.
 
-    def record(self, step: Step, op: str, args: tuple[Any, ...], result: Any) -> None:
-        """Puts a followed operation on the active tapes, now or later."""
+    def record(self, step: Step, op: str, args: tuple[Any, ...], result: Any, feeds: list[Any]) -> None:
+        """Puts a followed operation on the active tapes, now or later; `feeds` are those of its segment."""
+        args = _as_fed(step, args, feeds)
         if self.steps is not None:
             self.steps.append(step)
         if not self.waiting:
@@ -196,3 +197,25 @@ class Tapes:
 
 _tape_set_add = pywrap_tfe.TFE_Py_TapeSetAdd
 _tape_set_remove = pywrap_tfe.TFE_Py_TapeSetRemove
+
+
+def _as_fed(step: Step, args: tuple[Any, ...], feeds: list[Any]) -> tuple[Any, ...]:
+    """Returns the arguments with Python values that are fed replaced by what is fed for them.
+
+    So a gradient that is followed as one finds them among what the tape has seen.
+    """
+    changed: list[Any] | None = None
+    for i, slot in enumerate(step.slots):
+        value = args[i]
+        if slot == LIST:
+            if not all(isinstance(v, EagerTensor) for v in value):
+                changed = changed or list(args)
+                changed[i] = [_fed(s, v, feeds) for v, s in zip(value, step.lists[i][0], strict=True)]
+        elif CONST < slot < 0 and not isinstance(value, EagerTensor):
+            changed = changed or list(args)
+            changed[i] = _fed(slot, value, feeds)
+    return args if changed is None else tuple(changed)
+
+
+def _fed(slot: int, value: Any, feeds: list[Any]) -> Any:
+    return feeds[-1 - slot] if CONST < slot < 0 and not isinstance(value, EagerTensor) else value

@@ -569,6 +569,46 @@ def constants_in_phases(decorate):
     return lambda i: step(tf.constant(phases[i // 6]))
 
 
+@program(calls=40)
+def numbers_between_forward_and_backward(decorate):
+    """Numbers that the program computes with, and that gradients depend on, change in phases of their own."""
+    model, mean = mlp(), keras.metrics.Mean()
+
+    @decorate
+    def step(i):
+        x, _ = batch(i)
+        with tf.GradientTape(persistent=True) as tape:
+            out = model(x)
+            scaled = out * float(i // 5) + tf.constant(0.5 + i // 7)
+            powers = tf.abs(out) ** (1.0 + i // 9) + tf.pow(tf.abs(out), tf.constant(2.0 + i // 11))
+            rows = tf.gather(out, [0, i // 4 % 6]) * np.full((2, 3), i // 6, np.float32)
+            losses = tf.reduce_sum(scaled), tf.reduce_sum(powers), tf.reduce_sum(rows), tf.reduce_sum(out[i // 8 :])
+        mean.update_state(losses[0])
+        if i < 15:
+            return losses
+        return losses, [tape.gradient(loss, model.trainable_variables) for loss in losses]
+
+    return step
+
+
+@program(calls=40)
+def numbers_and_one_gradient(decorate):
+    trainer, outside = Trainer(optimizer=keras.optimizers.SGD(0.001)), tf.constant([0, 1, 2, 3, 4, 5])
+
+    @decorate
+    def step(i, weights):
+        x, y = batch(i)
+        with tf.GradientTape() as tape:
+            out = trainer.model(x)
+            picked = tf.gather(tf.gather(out, outside if i % 4 else outside[::-1]), weights)
+            weighted = tf.sin(picked) * [[1.0, 2.0, float(i // 5)]]
+            loss = trainer.objective(y, out * float(i // 3)) + tf.reduce_sum(weighted)
+        trainer.apply(tape.gradient(loss, trainer.model.trainable_variables))
+        return loss, trainer.model.variables
+
+    return lambda i: step(i, tf.constant([0, i // 6 % 6]))
+
+
 @program(calls=20)
 def the_same_batch_and_then_others(decorate):
     trainer, first = Trainer(), batch(0)
