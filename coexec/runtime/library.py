@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -28,9 +29,9 @@ from coexec.runtime.regions import (
 from tracer.effects import Effects, watch
 from tracer.graph import Step
 from tracer.inputs import small
-from tracer.intercept import tape_is_empty
+from tracer.intercept import make_constant, tape_is_empty
 from tracer.lazy import LazyTensor, eager_constant, new_lazy, unwrap
-from tracer.library import environment, gradient
+from tracer.library import environment, gradient, layer_call, loss_call
 from tracer.location import call_stack, place_of
 from tracer.op import Const
 from tracer.private import EagerTensor, pywrap_tfe
@@ -58,6 +59,8 @@ class LibraryCalls:
                 return function(*args, **kwargs)
         start: Step = run.cursor.step
         arguments = Arguments(run.cursor)
+        if function is layer_call or function is loss_call:
+            args, kwargs = _with_tensors(args, kwargs)
         try:
             key = self._key(function, args, kwargs, arguments)
         except Opaque as reason:
@@ -354,3 +357,38 @@ def _use_up(tape: Any) -> None:
             tape._pop_tape()
         tape._watched_variables = tape._tape.watched_variables()
         tape._tape = None
+
+
+def _with_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the arguments of a layer or loss with arrays as the tensors that it would make of them first of all."""
+    holder = args[0]
+    if isinstance(holder, keras.layers.Layer):
+        if not holder._convert_input_args:
+            return args, kwargs
+        wanted = None
+    else:
+        wanted = holder.dtype  # another float would be rounded by NumPy
+
+    def convert(value: Any) -> Any:
+        kind = type(value)
+        if kind is np.ndarray and (wanted is None or value.dtype.kind in "iub" or value.dtype == wanted):
+            try:
+                return make_constant(value, None)
+            except (TypeError, ValueError):
+                return value  # the library shall say what is wrong with it
+        if kind is list or kind is tuple:
+            return kind([convert(v) for v in value])
+        if kind is dict:
+            return {k: convert(v) for k, v in value.items()}
+        return value
+
+    if not _has_arrays(args) and not _has_arrays(tuple(kwargs.values())):
+        return args, kwargs
+    return convert(args), convert(kwargs)
+
+
+def _has_arrays(value: Any) -> bool:
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return any(_has_arrays(v) for v in value)
+    return kind is np.ndarray or (kind is dict and _has_arrays(list(value.values())))

@@ -642,6 +642,57 @@ def arguments_of_other_kinds(decorate):
     return step
 
 
+@program(calls=16, regions=60)
+def arrays_as_arguments(decorate):
+    """NumPy arrays of several dtypes, changed in place, nested, refused; who sees them before they are tensors?"""
+    seen, kept = [], np.zeros((6, 4), np.float32)
+
+    class Seeing(keras.losses.Loss):
+        def call(self, y_true, y_pred):
+            seen.append((type(y_true).__name__, str(y_true.dtype)))
+            return tf.reduce_mean((y_true - y_pred) ** 2, axis=-1)
+
+    class Raw(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self._convert_input_args = False
+            self._allow_non_tensor_positional_args = True
+
+        def call(self, x):
+            seen.append(type(x).__name__)
+            return tf.convert_to_tensor(x) * 2.0
+
+    trainer, seeing, raw, rescaling = Trainer(), Seeing(), Raw(), layers.Rescaling(0.1)
+    pair, lookup = layers.Concatenate(), layers.IntegerLookup(vocabulary=[1, 2])
+
+    @decorate
+    def step(i):
+        x, y = (t.numpy() for t in batch(i))
+        kept[:] = x
+        with tf.GradientTape() as tape:
+            out = trainer.model(kept)
+            loss = trainer.objective(y, out) + trainer.objective(
+                y.astype(np.uint8), trainer.model(x.astype(np.float64))
+            )
+        kept[:] = 7.0
+        trainer.apply(tape.gradient(loss, trainer.model.trainable_variables))
+        try:
+            error = trainer.model(x.astype(object)) if i % 2 else trainer.model(x[:, :3])
+        except Exception as raised:
+            error = type(raised)
+        others = (
+            rescaling(y),
+            rescaling(x > 0),
+            pair([x, {0: x}[0]]),
+            raw(x),
+            lookup(y),
+            seeing(x.astype(np.float64), x),
+        )
+        return loss, error, others, list(seen), trainer.model.variables
+
+    return step
+
+
 @program()
 def models_with_dicts(decorate):
     one, other, shared = keras.Input((4,), name="one"), keras.Input((4,), name="other"), layers.Dense(3)
