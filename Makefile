@@ -18,7 +18,7 @@ help:
 	@echo "make demo       train a classifier eagerly and co-executed, and compare"
 	@echo "make test       all tests"
 	@echo "make check      lint, types, architecture and the tiny test: about a minute"
-	@echo "make bench      the benchmark table; ARGS=--quick, --case=NAME, --profile, --write-readme"
+	@echo "make bench      the benchmark table; ARGS=--quick, --case=NAME, --profile, --write-readme, --peers"
 	@echo "make bench-all  the programs of the papers, about an hour; ARGS=--write, --program=NAME, --rounds=N, --json=FILE"
 	@echo "make clean      remove .venv and every cache"
 	@echo "PYTHON=python3.12 picks the Python for .venv (3.10 to 3.13)"

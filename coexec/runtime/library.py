@@ -361,13 +361,14 @@ def _use_up(tape: Any) -> None:
 
 def _with_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Returns the arguments of a layer or loss with arrays as the tensors that it would make of them first of all."""
-    holder = args[0]
+    if not _has_arrays(args) and not _has_arrays(tuple(kwargs.values())):
+        return args, kwargs
+    holder, wanted = args[0], None
     if isinstance(holder, keras.layers.Layer):
-        if not holder._convert_input_args:
+        if not getattr(holder, "_convert_input_args", False):
             return args, kwargs
-        wanted = None
     else:
-        wanted = holder.dtype  # another float would be rounded by NumPy
+        wanted = getattr(holder, "dtype", "")  # another float would be rounded by NumPy
 
     def convert(value: Any) -> Any:
         kind = type(value)
@@ -382,8 +383,6 @@ def _with_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[
             return {k: convert(v) for k, v in value.items()}
         return value
 
-    if not _has_arrays(args) and not _has_arrays(tuple(kwargs.values())):
-        return args, kwargs
     return convert(args), convert(kwargs)
 
 

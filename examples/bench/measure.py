@@ -10,7 +10,7 @@ import pstats
 import resource
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,13 +59,12 @@ class Variant:
         return self.step(*next(self.program.inputs))
 
     def block(self, calls: int) -> None:
-        """Times `calls` calls up to the moment when the last result can be read."""
+        """Times `calls` calls, each up to the moment when its result can be read, as losses are."""
         arguments = [next(self.program.inputs) for _ in range(calls)]
         step = self.step
         start = time.perf_counter()
         for args in arguments:
-            result = step(*args)
-        np.asarray(result)
+            np.asarray(step(*args))
         self.block_seconds.append((time.perf_counter() - start) / calls)
 
 
@@ -85,12 +84,17 @@ class Result:
         return statistics.median(ratios) if ratios else None
 
 
-def measure(case: Case, rounds: int) -> Result:
-    """Runs every variant of `case` for `rounds` rounds, after each has settled."""
+def measure(case: Case, rounds: int, peers: Mapping[str, Callable[[], Program]] | None = None) -> Result:
+    """Runs every variant of `case` for `rounds` rounds, after each has settled.
+
+    `peers` builds the same step in other libraries, by name; what they return is not compared.
+    """
     warm_tensorflow(case)
-    variants = {name: prepare(case, name) for name in WRAPPERS}
+    variants = {name: prepare(case.build, name, wrap) for name, wrap in WRAPPERS.items()}
     for variant in variants.values():
         compare(variant, variants["eager"])
+    for name, build in (peers or {}).items():
+        variants[name] = prepare(build, name, lambda step: step)
     runnable = [v for v in variants.values() if v.first_call is not None]
     calls = warm_up(variants["coexec"], case)
     for variant in runnable:
@@ -111,10 +115,10 @@ def warm_tensorflow(case: Case) -> None:
     program.step(*next(program.inputs))
 
 
-def prepare(case: Case, name: str) -> Variant:
-    """Builds one variant and makes its first calls; keeps the error if `tf.function` raises one."""
-    program = case.build()
-    variant = Variant(name, program, WRAPPERS[name](program.step))
+def prepare(build: Callable[[], Program], name: str, wrap: Callable[[Callable], Callable]) -> Variant:
+    """Builds one variant and makes its first calls; keeps the error if a compiler raises one."""
+    program = build()
+    variant = Variant(name, program, wrap(program.step))
     try:
         for call in range(COMPARED_CALLS):
             start = time.perf_counter()
@@ -161,7 +165,7 @@ def counted(before, after) -> tuple[float | None, float | None]:
 
 def profile(case: Case, calls: int = 200) -> None:
     """Prints where the Python time of the co-executed variant goes, once it has settled."""
-    variant = prepare(case, "coexec")
+    variant = prepare(case.build, "coexec", coexec.function)
     warm_up(variant, case)
     profiler = cProfile.Profile()
     with profiler:
@@ -188,7 +192,7 @@ def measure_memory(case: Case, calls: int) -> list[Memory]:
         return []
     measured = []
     for name in ("eager", "coexec"):
-        variant = prepare(case, name)
+        variant = prepare(case.build, name, WRAPPERS[name])
         if name == "coexec":
             warm_up(variant, case)
         for _ in range(calls // 10):  # arenas and caches grow to their size first

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from examples.bench import plot, rows
 from examples.bench.rows import Plan, Row, Variant
-from examples.bench.table import Notes, circumstances, markdown, milliseconds, number
+from examples.bench.table import MARKERS, Notes, circumstances, markdown, milliseconds, number, section
 
 HEADS = {
     "eager": "eager",
@@ -34,6 +34,11 @@ fails or goes wrong is not timed.
 timed steps, the latter two for each; *diverged* (calls) and *compiles* are of all steps, and what was compiled in timed
 steps is in their times. *First* is the first step, in milliseconds. *Peak* is by how much the process grew
 at most during the compared steps."""
+
+
+PEERS = """\
+The same small steps, written in each library as its users do, from weights of its own; times in turns, ratios to eager
+TensorFlow. `torch.compile` compiles the forward and backward pass, `jax.jit` the whole step."""
 
 
 @dataclass
@@ -70,7 +75,11 @@ def write(run: Run, directory: Path) -> None:
     """Writes the three files that go with the source."""
     document, data, picture = (directory / name for name in FILES)
     write_json(run, data)
-    document.write_text(as_document(run, picture.name))
+    try:
+        peers = section(document.read_text(), "peers")  # is measured by another command
+    except (OSError, ValueError):
+        peers = "\n".join(marker.format("peers") for marker in MARKERS)
+    document.write_text(as_document(run, picture.name, peers))
     picture.write_text(plot.bars(run.rows))
 
 
@@ -82,7 +91,7 @@ def summary(measured: list[Row]) -> dict:
 
     def verdicts(name: str) -> dict[str, int]:
         errors = [row.variants[name].error for row in measured if name in row.variants]
-        kinds = ["right" if error is None else error.partition(" ")[0].rstrip(":") for error in errors]
+        kinds = ["right" if error is None else _kind(error) for error in errors]
         return {kind: kinds.count(kind) for kind in dict.fromkeys(["right", *kinds])}
 
     return {
@@ -91,6 +100,10 @@ def summary(measured: list[Row]) -> dict:
         "worst": None if worst is None else {"program": worst, "ratio": known[worst]},
         "verdicts": {name: verdicts(name) for name in HEADS},
     }
+
+
+def _kind(error: str) -> str:
+    return "too slow" if error.startswith("too slow") else error.partition(" ")[0].rstrip(":")
 
 
 def sentences(measured: list[Row]) -> list[str]:
@@ -117,8 +130,8 @@ def as_text(run: Run) -> str:
     return "\n\n".join([run.circumstances, *tables(run.rows), "\n".join(sentences(run.rows))])
 
 
-def as_document(run: Run, picture: str) -> str:
-    """BENCHMARKS.md."""
+def as_document(run: Run, picture: str, peers: str) -> str:
+    """BENCHMARKS.md; `peers` is its section of that name."""
     versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
     devices = sorted({device for row in run.rows for device in row.devices})
     paragraphs = [
@@ -127,6 +140,9 @@ def as_document(run: Run, picture: str) -> str:
         "\n".join(f"* {sentence}" for sentence in sentences(run.rows)),
         f"![Time of a step as a multiple of eager's, by program]({picture})",
         *tables(run.rows),
+        "## Beside PyTorch and JAX",
+        PEERS,
+        peers,
         "## How it is measured",
         LEGEND.format(**asdict(run.plan)),
     ]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from examples.bench.measure import Memory, Result
 
-BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+MARKERS = "<!-- {}:begin -->", "<!-- {}:end -->"
 COLUMNS = {"eager": "eager", "coexec": "coexec", "tf.function": "tf.function", "jit": "jit_compile=True"}
 
 
@@ -63,21 +63,27 @@ class Notes:
 def steady_table(results: list[Result], notes: Notes, *, goals: bool) -> str:
     """Milliseconds per call and, in brackets, multiples of eager's."""
     rows = []
+    columns = columns_of(results)
     for result in results:
         row = [result.case.what]
-        row += [cell(result, name, notes) for name in COLUMNS]
+        row += [cell(result, name, notes) for name in columns]
         row += [number(result.launches, ".1f"), number(result.share_followed, ".0%")]
         if goals:
             row.append(goal(result))
         rows.append(row)
-    heads = ["ms per call (of eager)", *COLUMNS.values(), "launches", "ops followed"]
+    heads = ["ms per call (of eager)", *columns.values(), "launches", "ops followed"]
     return markdown(heads + ["goal"] * goals, rows)
+
+
+def columns_of(results: list[Result]) -> dict[str, str]:
+    """The variants that some case has, and what they are called."""
+    return {name: COLUMNS.get(name, name) for result in results for name in result.variants}
 
 
 def cell(result: Result, name: str, notes: Notes) -> str:
     """The time and ratio of one variant, or the mark of the note that says why there is none."""
     variant, ratio = result.variants[name], result.ratio(name)
-    mark = f" {notes.mark(f'{COLUMNS[name]}, {result.case.what}: {variant.error}')}" if variant.error else ""
+    mark = f" {notes.mark(f'{COLUMNS.get(name, name)}, {result.case.what}: {variant.error}')}" if variant.error else ""
     if variant.per_call is None:
         return f"cannot{mark}"
     shown = "" if name == "eager" else f" ({ratio:.2f})"
@@ -94,11 +100,11 @@ def goal(result: Result) -> str:
 
 def first_call_table(results: list[Result]) -> str:
     """Milliseconds of the first call, which traces and may compile."""
-    rows = []
+    rows, columns = [], columns_of(results)
     for result in results:
-        seconds = [result.variants[name].first_call for name in COLUMNS]
+        seconds = [result.variants[name].first_call for name in columns]
         rows.append([result.case.what, *("" if s is None else milliseconds(s) for s in seconds)])
-    return markdown(["ms of the first call", *COLUMNS.values()], rows)
+    return markdown(["ms of the first call", *columns.values()], rows)
 
 
 def memory_line(memory: Memory) -> str:
@@ -157,11 +163,17 @@ def as_json(results: list[Result], memory: list[Memory]) -> dict:
     }
 
 
-def write_readme(readme: Path, text: str) -> None:
-    """Puts `text` and its circumstances between the markers of `readme`; raises ValueError without them."""
-    old = readme.read_text()
-    if BEGIN not in old or END not in old:
-        raise ValueError(f"{readme} has no lines {BEGIN} and {END}: add them where the table belongs")
-    head, rest = old.split(BEGIN, 1)
-    tail = rest.split(END, 1)[1]
-    readme.write_text(f"{head}{BEGIN}\n{text}\n\nTaken by `make bench`: {circumstances()}.\n{END}{tail}")
+def section(document: str, name: str) -> str:
+    """What stands between the markers `name` of a document, markers included; raises ValueError without them."""
+    begin, end = (marker.format(name) for marker in MARKERS)
+    if begin not in document or end not in document:
+        raise ValueError(f"there are no lines {begin} and {end}: add them where the table belongs")
+    return begin + document.split(begin, 1)[1].split(end, 1)[0] + end
+
+
+def write_section(path: Path, name: str, text: str, command: str) -> None:
+    """Puts `text`, the command and its circumstances between the markers `name` of a file."""
+    begin, end = (marker.format(name) for marker in MARKERS)
+    old = path.read_text()
+    new = f"{begin}\n{text}\n\nTaken by `{command}`: {circumstances()}.\n{end}"
+    path.write_text(old.replace(section(old, name), new))

@@ -12,7 +12,10 @@ import pytest
 import tensorflow as tf
 
 from coexec import __main__ as command_line
-from examples.bench import chrome, plot, programs, report
+from examples.bench import chrome, plot, programs, report, table
+from examples.bench import measure as timings
+from examples.bench.cases import Case, forever
+from examples.bench.cases import Program as BenchProgram
 from examples.bench.compare import Course, Unreadable, difference, leaves, verdict
 from examples.bench.rows import VARIANTS, Plan, Row, Variant, read
 from examples.bench.trainings import OTHER_DRAWS, measure
@@ -335,6 +338,29 @@ def test_the_files(tmp_path):
     drawn = ElementTree.parse(tmp_path / "benchmarks.svg")
     texts = [element.text for element in drawn.iter("{http://www.w3.org/2000/svg}text")]
     assert {"good", "0.50", "slow", "2.00", "gone", "not measured"} <= set(texts)
+
+
+def test_the_section_of_the_peers_outlives_a_new_run(tmp_path):
+    report.write(made_up_run(), tmp_path)
+    document = tmp_path / "BENCHMARKS.md"
+    table.write_section(document, "peers", "| what |", "the other command")
+    report.write(made_up_run(), tmp_path)
+    kept = table.section(document.read_text(), "peers")
+    assert "| what |" in kept
+    assert "the other command" in kept
+    with pytest.raises(ValueError, match="no lines <!-- nobody:begin -->"):
+        table.section(document.read_text(), "nobody")
+
+
+def test_a_peer_is_timed_beside_the_others_and_not_compared():
+    case = Case("tiny", "a tiny step", lambda: BenchProgram(lambda x: x * 2.0 + 1.0, forever(tf.ones(3))), calls=2)
+    result = timings.measure(case, 2, {"other": lambda: BenchProgram(lambda: 7.0, forever())})
+    assert result.variants["other"].error is None
+    assert result.ratio("other") is not None
+    text = table.render([result], [], goals=True)
+    heads, _, row = (line.split("|")[1:-1] for line in text.splitlines()[:3])
+    assert [head.strip() for head in heads][1:6] == ["eager", "coexec", "tf.function", "jit_compile=True", "other"]
+    assert len(row) == len(heads)
 
 
 def test_a_picture_of_nothing_can_be_drawn():
