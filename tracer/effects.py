@@ -8,6 +8,7 @@ reached from its objects before and after; the last is told by the `__setattr__`
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import random
 import sys
@@ -79,7 +80,7 @@ class Effects:
     def __init__(self, roots: list[Any]) -> None:
         self._roots = roots
         self.reason: str | None = None
-        self.runs_user_code = False
+        self.runs_user_code = self._collecting = False
         self.objects: list[Any] = []  # whose attributes the call may have read
         self.read: set[int] = set()  # the ids of tensors from before whose values Python has read
 
@@ -90,6 +91,8 @@ class Effects:
         else:
             self._random = _random_states()
             self._newest = ops.uid()
+            self._collecting = gc.isenabled()
+            gc.disable()  # its callbacks are somebody's Python, and no part of the call
             sys.setprofile(self._profile)
         return self
 
@@ -119,6 +122,8 @@ class Effects:
     def __exit__(self, raised: Any, *_: Any) -> None:
         if sys.getprofile() == self._profile:
             sys.setprofile(None)
+        if self._collecting:
+            gc.enable()
         before, self._before = self._before, None
         if raised is not None:
             self.reason = "it raised an exception"

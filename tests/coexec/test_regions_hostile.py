@@ -1269,6 +1269,28 @@ def test_variables_of_models_are_freed():
     assert sum(reference() is not None for reference in references) <= len(references) // 4  # the last one's, at most
 
 
+def test_collecting_garbage_is_no_part_of_a_call():
+    """Libraries hang Python on the garbage collector, as JAX does; it may come in the middle of a call."""
+    model, thresholds = mlp(), gc.get_threshold()
+    step = coexec.function(lambda x: model(x))
+    seen = []
+
+    def callback(phase, info):
+        seen.append(phase)
+
+    gc.callbacks.append(callback)
+    gc.set_threshold(5)
+    try:
+        for i in range(8):
+            step(batch(i)[0])
+        assert gc.isenabled()
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(callback)
+    assert seen
+    assert step.stats().regions > 0
+
+
 def test_nothing_grows():
     """Calls that are jumped over leave no objects behind, though a fresh loss and a write come with each."""
     fresh()
