@@ -33,6 +33,7 @@ fast_execute = pywrap_tfe.TFE_Py_FastPathExecute
 execute = pywrap_tfe.TFE_Py_Execute
 _execute_cancelable = pywrap_tfe.TFE_Py_ExecuteCancelable
 _convert_to_eager_tensor = constant_op.convert_to_eager_tensor
+_tensor_shape_slice = pywrap_tfe.TFE_Py_TensorShapeSlice
 record_gradient = pywrap_tfe.TFE_Py_RecordGradient
 tape_is_empty = pywrap_tfe.TFE_Py_TapeSetIsEmpty
 
@@ -314,8 +315,6 @@ def _shape_slice(tensors: Any, dimension: int) -> Any:
         return _tensor_shape_slice(unwrap(tensors), dimension)
     return handler.constant([shape[dimension] for shape in shapes], tf.int32)
 
-
-_tensor_shape_slice = pywrap_tfe.TFE_Py_TensorShapeSlice
 
 _HOOKS: list[tuple[Any, str, Any, Any]] = [
     (pywrap_tfe, "TFE_Py_FastPathExecute", fast_execute, _fast_path),

@@ -38,11 +38,6 @@ _MERGED: dict[str, frozenset[str]] = {
 }
 
 
-def barrier(value: Any) -> Any:
-    """Returns a value that the compiler does not look into."""
-    return gen_xla_ops.xla_optimization_barrier([value])[0]
-
-
 # Gradients at zero, as the kernels compute them: XLA's own give NaN for the first, the steeper side for the others.
 _SCALE, _SCALE_ALPHA = 1.0507009873554805, 1.7580993408473768
 _AS_KERNELS: dict[str, Callable[..., Any]] = {

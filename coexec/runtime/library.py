@@ -181,8 +181,6 @@ class LibraryCalls:
                 return new_lazy(number, -1, run)
             if kind == "argument":
                 return arguments.given[number]
-            if kind == "feed":
-                return externals[number]
             lazy = made.get(number)
             if lazy is None:
                 lazy = made[number] = values[number] = new_lazy(region.outputs[number], base + number, run)

@@ -79,12 +79,17 @@ def main(_: list[str]) -> int:
 
 def main_of_peers() -> int:
     """The same for the steps that other libraries make too."""
-    from examples.bench import peers  # imports PyTorch and JAX
+    from examples.bench import peers
 
+    try:
+        others = {case.name: peers.variants(case.name) for case in peers.CASES}
+    except ImportError as error:
+        print(error, file=sys.stderr)
+        return 2
     results = []
     for case in peers.CASES:
         say(case.name)
-        results.append(measure(case, 3 if QUICK.value else 30, peers.variants(case.name)))
+        results.append(measure(case, 3 if QUICK.value else 30, others[case.name]))
     say("")
     print(f"{table.circumstances()}, {peers.versions()}\n")
     print(table.render(results, [], goals=True))

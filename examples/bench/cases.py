@@ -56,17 +56,8 @@ def raw_ops() -> Program:
     return Program(step, forever(tf.ones((8, 8))))
 
 
-def keras_mlp() -> Program:
-    """A training step 20-64-64-10 on 32 rows, written as the Keras guides write it."""
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [
-            keras.Input((20,)),
-            keras.layers.Dense(64, activation="relu"),
-            keras.layers.Dense(64, activation="relu"),
-            keras.layers.Dense(10),
-        ]
-    )
+def training(model: keras.Model, x: np.ndarray, y: np.ndarray) -> Program:
+    """A training step of a classifier, on a batch that stays the same."""
     objective = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = keras.optimizers.Adam()
     # Slots made now let tf.function take part: it may not create variables in a later trace.
@@ -79,10 +70,23 @@ def keras_mlp() -> Program:
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         return loss
 
+    return Program(step, forever(tf.constant(x), tf.constant(y)))
+
+
+def keras_mlp() -> Program:
+    """A training step 20-64-64-10 on 32 rows, written as the Keras guides write it."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((20,)),
+            keras.layers.Dense(64, activation="relu"),
+            keras.layers.Dense(64, activation="relu"),
+            keras.layers.Dense(10),
+        ]
+    )
     numbers = np.random.default_rng(0)
-    x = tf.constant(numbers.normal(size=(32, 20)), tf.float32)
-    y = tf.constant(numbers.integers(10, size=32), tf.int32)
-    return Program(step, forever(x, y))
+    x, y = numbers.normal(size=(32, 20)).astype(np.float32), numbers.integers(10, size=32).astype(np.int32)
+    return training(model, x, y)
 
 
 def mlp_with_effects() -> Program:

@@ -736,3 +736,23 @@ def test_without_regions():
     for i in range(8):
         step(*batch(i))
     assert (step.stats().regions, step.stats().followed) == (0, 7)
+
+
+def test_gradients_of_concatenations_read_nothing():
+    """TensorFlow asks for the shapes of what was concatenated, and for no value: one launch a call, by regions."""
+    layer = keras.layers.Dense(3)
+    layer(tf.ones([1, 4]))
+
+    def backward(x, z):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.concat([layer(x), layer(z) * 2.0], 0) ** 2)
+        return tape.gradient(loss, layer.trainable_variables)
+
+    step = coexec.function(backward)
+    for i in range(9):
+        x, z = tf.random.stateless_normal([2, 4], [i, 0]), tf.random.stateless_normal([5, 4], [i, 1])
+        before = step.stats()
+        assert_same(snapshot(backward(x, z)), snapshot(step(x, z)), rtol=1e-5, atol=1e-6)
+    after = step.stats()
+    assert (after.launches - before.launches, after.regions - before.regions) == (1, 3)
+    assert after.followed > before.followed

@@ -2,9 +2,8 @@
 
 import keras
 import numpy as np
-import tensorflow as tf
 
-from examples.bench.cases import Case, Program, forever, keras_mlp, unrolled_lstm, while_loop
+from examples.bench.cases import Case, Program, keras_mlp, training, unrolled_lstm, while_loop
 
 WORDS, LENGTH, HIDDEN, HEADS, LAYERS = 256, 64, 128, 4, 4  # of the GPT
 WIDTHS, IMAGES, CLASSES = (16, 32, 64, 128), 32, 10  # of the ResNet: ResNet-18's blocks, a quarter as wide
@@ -21,22 +20,6 @@ def images() -> tuple[np.ndarray, np.ndarray]:
     numbers = np.random.default_rng(0)
     shape = (16, IMAGES, IMAGES, 3)
     return numbers.normal(size=shape).astype(np.float32), numbers.integers(CLASSES, size=16).astype(np.int32)
-
-
-def training(model: keras.Model, x: np.ndarray, y: np.ndarray) -> Program:
-    """A step of this model on a batch that stays the same."""
-    objective = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    optimizer = keras.optimizers.Adam()
-    optimizer.build(model.trainable_variables)
-
-    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            loss = objective(y, model(x, training=True))
-        variables = model.trainable_variables
-        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-        return loss
-
-    return Program(step, forever(tf.constant(x), tf.constant(y)))
 
 
 def gpt() -> Program:
