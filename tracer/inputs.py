@@ -90,7 +90,7 @@ def input_enum(signature: Signature, i: int, args: tuple[Any, ...], value: Any) 
     for definition in signature.definition.attr:
         if definition.name == attr and definition.HasField("default_value") and _is_integer(value):
             return int(definition.default_value.type)
-    return _natural_enum(value)
+    return natural_enum(value)
 
 
 def has_tensors(value: Any) -> bool:
@@ -105,7 +105,8 @@ def _is_integer(value: Any) -> bool:
     return bool(array.dtype.kind in "iu" or array.size == 0)
 
 
-def _natural_enum(value: Any) -> int:
+def natural_enum(value: Any) -> int:
+    """Returns the dtype enum that TensorFlow gives to a Python value on its own."""
     kind = np.asarray(value)
     if isinstance(value, (np.ndarray, np.generic)):
         return int(tf.dtypes.as_dtype(kind.dtype).as_datatype_enum)

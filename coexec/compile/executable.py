@@ -1,8 +1,7 @@
 """Executable: a plan emitted, compiled and registered with TensorFlow's runtime under a name.
 
 Launched by that name: `TFE_Py_Execute` takes 10-25 us, `tf.function`'s call path 170-280 us (TensorFlow 2.21, CPU).
-Relies on `pywrap_tf_session.TF_GraphToFunction_wrapper`, `TF_FunctionSetAttrValueProto`, and `Context.add_c_function`,
-`remove_function`, `function_call_options`.
+Relies on `Context.add_function_def`, `remove_function` and `function_call_options`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 from coexec.lowering.emit import Emitter
 from coexec.lowering.plan import Plan
 from tracer.intercept import execute
-from tracer.private import attr_value_pb2, config_pb2, context, func_graph, pywrap_tf_session, rewriter_config_pb2
+from tracer.private import config_pb2, context
 
 # XLA's minimum and maximum on CPU drop NaNs unless told otherwise, and it is told once, before it first compiles.
 if "xla_cpu_enable_fast_min_max" not in os.environ.get("XLA_FLAGS", ""):
@@ -34,14 +33,17 @@ class Executable:
         self.backend = backend
         self.outputs = plan.outputs
         self.ops = plan.live
-        emitter = Emitter(plan, checks=backend == "xla")
-        graph = emitter.build()
-        self.checked = bool(emitter.predicates)
-        self.count = len(graph.outputs)
         self.name = f"coexec_segment_{next(_names)}"
+        emitter = Emitter(plan, checks=backend == "xla", name=self.name)
+        for _ in emitter.build():
+            pass
+        self.checked = bool(emitter.predicates)
+        definition = emitter.body.definition
+        self.count = len(definition.ret)
+        if backend == "xla":
+            definition.attr["_XlaMustCompile"].b = True
         ctx = context.context()
-        ctx.ensure_initialized()
-        _register(ctx, self.name, graph, backend)
+        ctx.add_function_def(definition)
         self._context = ctx
         small = plan.live <= SINGLE_THREADED_OPS and not plan.heavy
         executor = "SINGLE_THREADED_EXECUTOR" if small else ""
@@ -66,35 +68,15 @@ class Executable:
 
 
 def _config(ctx: Any) -> bytes:
-    """Returns the session config of a launch: without the rewrites that change values (x + 0.0 is not x for -0.0)."""
+    """Returns the session config of a launch: without Grappler.
+
+    It changes values (x + 0.0 is not x for -0.0), and took two thirds of the first launch's time (2078 operations:
+    1.2 s with it, 0.45 without) for nothing that could be measured later.
+    """
     config = config_pb2.ConfigProto()
     config.ParseFromString(ctx.function_call_options.config_proto_serialized)
-    rewrites = config.graph_options.rewrite_options
-    rewrites.constant_folding = rewrites.arithmetic_optimization = rewriter_config_pb2.RewriterConfig.OFF
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
     return config.SerializeToString()
-
-
-def _register(ctx: Any, name: str, graph: func_graph.FuncGraph, backend: str) -> None:
-    feeds = {t.op for t in graph.inputs}
-    with graph._c_graph.get() as c_graph:
-        function = pywrap_tf_session.TF_GraphToFunction_wrapper(
-            c_graph,
-            name,
-            False,
-            [op._c_op for op in graph.get_operations() if op not in feeds],
-            [t._as_tf_output() for t in graph.inputs],
-            [t._as_tf_output() for t in graph.outputs],
-            [],
-            [op._c_op for op in graph.control_outputs],
-            [],
-            None,
-            "",
-        )
-    attrs = {"_XlaMustCompile": attr_value_pb2.AttrValue(b=True)} if backend == "xla" else {}
-    for key, value in attrs.items():
-        pywrap_tf_session.TF_FunctionSetAttrValueProto(function, key, value.SerializeToString())
-    ctx.add_c_function(function)
-    pywrap_tf_session.TF_DeleteFunction(function)
 
 
 def _remove(ctx: Any, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Emit: a plan becomes the body of a TensorFlow function. No choices are made here.
+"""Emit: a plan becomes the definition of a TensorFlow function. No choices are made here.
 
 State is made functional: a variable is read once, its later values are followed symbolically, and it is written at
 the end, after everything that could fail. So a launch does all of its writes or none, and a launch that failed can
@@ -7,92 +7,97 @@ be carried out once more, operation by operation, to fail exactly where and as t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-import tensorflow as tf
-
-from coexec.lowering.failures import can_fail, check, needs_check
+from coexec.lowering.body import BOOL, Body, Symbol
+from coexec.lowering.checks import check
+from coexec.lowering.failures import can_fail, needs_check
 from coexec.lowering.plan import Plan
 from coexec.lowering.rewrites import as_kernel
 from tracer.graph import LIST, Step
+from tracer.inputs import natural_enum
 from tracer.op import signature_of
-from tracer.private import func_graph
-from tracer.rebuild import apply, grouped, placeholder
-from tracer.spec import RESOURCE
+from tracer.rebuild import grouped
+from tracer.spec import RESOURCE, Spec, intern_spec
 
 _ADD = {"AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}
 _SCATTER = {
-    "ResourceScatterAdd": tf.tensor_scatter_nd_add,
-    "ResourceScatterSub": tf.tensor_scatter_nd_sub,
-    "ResourceScatterUpdate": tf.tensor_scatter_nd_update,
-    "ResourceScatterMin": tf.tensor_scatter_nd_min,
-    "ResourceScatterMax": tf.tensor_scatter_nd_max,
+    "ResourceScatterAdd": "TensorScatterAdd",
+    "ResourceScatterSub": "TensorScatterSub",
+    "ResourceScatterUpdate": "TensorScatterUpdate",
+    "ResourceScatterMin": "TensorScatterMin",
+    "ResourceScatterMax": "TensorScatterMax",
 }
 
 
 class Emitter:
     """Emits one plan; `checks` says whether failures must be foreseen (XLA) or will be raised (graph)."""
 
-    def __init__(self, plan: Plan, checks: bool) -> None:
+    def __init__(self, plan: Plan, checks: bool, name: str) -> None:
         self.plan = plan
         self.checks = checks
-        self.values: dict[int, Any] = {}
-        self.feeds: list[Any] = []
-        self.state: dict[int, Any] = {}
-        self.read: dict[int, Any] = {}
+        self.body = Body(name)
+        self.values: dict[int, Symbol] = {}
+        self.feeds: list[Symbol] = []
+        self.state: dict[int, Symbol] = {}
+        self.read: dict[int, Symbol] = {}
         self.written: set[int] = set()
-        self.predicates: list[Any] = []
-        self.failing: list[Any] = []
+        self.predicates: list[Symbol] = []
+        self.failing: list[Symbol] = []
 
-    def build(self) -> func_graph.FuncGraph:
-        """Returns the function's graph. With checks that can fail its last output is a bool: all went well."""
-        graph = func_graph.FuncGraph("segment")
-        with graph.as_default():
-            self.feeds = [placeholder(spec) for spec in self.plan.feeds]
-            graph.inputs = list(self.feeds)
-            for step in self.plan.steps:
-                if step.variant is not None and not step.variant.folded:
-                    self._emit(step)
-            outputs = [tf.identity(self.values[i]) for i in self.plan.outputs]
-            good = tf.reduce_all(tf.stack(self.predicates)) if self.predicates else None
-            graph.control_outputs = self._write(good)
-            graph.outputs = outputs if good is None else [*outputs, good]
-        return graph
+    def build(self) -> Iterator[None]:
+        """Fills `body`, an operation a turn. With checks that can fail its last result is a bool: all went well."""
+        body = self.body
+        self.feeds = [body.argument(spec) for spec in self.plan.feeds]
+        for step in self.plan.steps:
+            if step.variant is not None and not step.variant.folded:
+                self._emit(step)
+                yield
+        for i in self.plan.outputs:
+            value = self.values[i]
+            body.give(body.make("Identity", [value], value.spec.enum, value.spec.shape))
+        good = None
+        if self.predicates:
+            pack = body.make("Pack", [self.predicates], BOOL, (len(self.predicates),))
+            good = body.all(pack)
+            body.give(good)
+        self._write(good)
 
-    def _write(self, good: Any) -> list[Any]:
+    def _write(self, good: Symbol | None) -> None:
+        body = self.body
         final = {k: self.state[k] for k in sorted(self.written)}
         if good is not None:
-            final = {k: tf.where(good, value, self._old(k)) for k, value in final.items()}
-        before = [*self.read.values(), *final.values(), *self.failing]
-        writes = []
-        with tf.control_dependencies(before):
-            for k, value in final.items():
-                writes.append(tf.raw_ops.AssignVariableOp(resource=self.feeds[k], value=value))
-            writes.append(tf.no_op())
-        return writes
+            final = {k: body.select(good, value, self._old(k)) for k, value in final.items()}
+        # One node waits for all that may fail, and the writes for that one: not each write for each.
+        all_went_well = body.run("NoOp", [], body.after([*self.read.values(), *final.values(), *self.failing]))
+        for k, value in final.items():
+            write = [self.feeds[k], value]
+            body.finish(body.run("AssignVariableOp", write, [f"^{all_went_well}"], dtype=value.spec.enum))
+        body.finish(all_went_well)
 
     def _emit(self, step: Step) -> None:
-        op = step.op or ""
-        assert step.node is not None
+        op, node = step.op or "", step.node
+        assert node is not None
         inputs = [self._input(step, i, slot) for i, slot in enumerate(step.slots)]
+        specs = [out.spec for out in step.outputs]
         if step.slots and step.slots[0] < 0 and self._is_resource(step.slots[0]):
             outputs = self._variable_op(step, op, -1 - step.slots[0], inputs)
         else:
-            if self.checks and needs_check(step):
-                self._check(step, op, inputs)
-            if self.checks and step.outputs:
-                outputs = as_kernel(op, inputs, step.outputs[0].spec.dtype, lambda i: self._apply(step, op, i))
+            if node.entry == "execute":
+                signature = signature_of(op)
+                assert signature is not None
+                inputs = grouped(signature, node.attrs, inputs)
+            if self.checks:
+                if needs_check(step):
+                    self._check(step, op, inputs)
+                outputs = as_kernel(self.body, op, inputs, node.attrs, specs)
             else:
-                outputs = self._apply(step, op, inputs)
-            if not self.checks and can_fail(step):
-                self.failing.extend(outputs)
-        for n, (tensor, out) in enumerate(zip(outputs, step.outputs, strict=True)):
-            tensor.set_shape(out.spec.shape)
-            self.values[step.first + n] = tensor
-
-    def _apply(self, step: Step, op: str, inputs: list[Any]) -> list[Any]:
-        assert step.node is not None
-        return apply(op, step.node.entry, step.node.attrs, inputs)
+                outputs = self.body.add(op, inputs, node.attrs, specs)
+                if can_fail(step):
+                    self.failing.extend(outputs)
+        for n, symbol in enumerate(outputs):
+            self.values[step.first + n] = symbol
 
     def _is_resource(self, slot: int) -> bool:
         k = -1 - slot
@@ -100,11 +105,7 @@ class Emitter:
 
     def _check(self, step: Step, op: str, inputs: list[Any]) -> None:
         attrs = dict(zip(step.attrs[::2], step.attrs[1::2], strict=True))
-        if step.node is not None and step.node.entry == "execute":
-            signature = signature_of(op)
-            assert signature is not None
-            inputs = grouped(signature, step.node.attrs, inputs)
-        predicate = check(op, inputs, attrs)
+        predicate = check(self.body, op, inputs, attrs)
         if predicate is None:
             raise NotImplementedError(f"{op} may fail on some values, which XLA would not tell")
         self.predicates.append(predicate)
@@ -115,68 +116,75 @@ class Emitter:
             return [consts[j].value if j in consts else self._tensor(s) for j, s in enumerate(slots)]
         return step.consts[i].value if i in step.consts else self._tensor(slot)
 
-    def _tensor(self, slot: int) -> Any:
+    def _tensor(self, slot: int) -> Symbol:
         return self.values[slot] if slot >= 0 else self.feeds[-1 - slot]
 
     # Variables.
 
-    def _old(self, k: int) -> Any:
+    def _spec(self, k: int) -> Spec:
+        """Returns the dtype and shape of what is behind a resource."""
+        handle = self.plan.feeds[k].handle
+        assert handle is not None
+        enum, shape = handle[0]
+        if shape is None or None in shape or -1 in shape:
+            raise NotImplementedError("a variable has no fixed shape")
+        return intern_spec(enum, shape)
+
+    def _old(self, k: int) -> Symbol:
         if k not in self.read:
-            handle = self.plan.feeds[k].handle
-            assert handle is not None
-            enum, shape = handle[0]
-            value = tf.raw_ops.ReadVariableOp(resource=self.feeds[k], dtype=enum)
-            value.set_shape(shape)
-            self.read[k] = value
+            spec = self._spec(k)
+            self.read[k] = self.body.make("ReadVariableOp", [self.feeds[k]], spec.enum, spec.shape, dtype=spec.enum)
         return self.read[k]
 
-    def _current(self, k: int) -> Any:
+    def _current(self, k: int) -> Symbol:
         if k not in self.state:
             self.state[k] = self._old(k)
         return self.state[k]
 
-    def _set(self, k: int, value: Any) -> None:
+    def _set(self, k: int, value: Symbol) -> None:
         self.state[k] = value
         self.written.add(k)
 
-    def _added(self, op: str, value: Any, change: Any) -> Any:
-        def add(inputs: list[Any]) -> list[Any]:
-            return apply(op, "fast", (), inputs)
+    def _same_as(self, value: Symbol, op: str, inputs: list[Any]) -> Symbol:
+        """Adds an operation that gives what `value` has the dtype and shape of."""
+        if self.checks:
+            return as_kernel(self.body, op, inputs, (), [value.spec])[0]
+        return self.body.add(op, inputs, (), [value.spec])[0]
 
-        inputs = [value, tf.convert_to_tensor(change, value.dtype)]
-        return (as_kernel(op, inputs, value.dtype, add) if self.checks else add(inputs))[0]
-
-    def _variable_op(self, step: Step, op: str, k: int, inputs: list[Any]) -> list[Any]:
-        handle = self.plan.feeds[k].handle
-        assert handle is not None
+    def _variable_op(self, step: Step, op: str, k: int, inputs: list[Any]) -> list[Symbol]:
+        body = self.body
         if op == "ReadVariableOp":
             return [self._current(k)]
         if op == "AssignVariableOp":
-            self._set(k, tf.convert_to_tensor(inputs[1], dtype=tf.dtypes.as_dtype(handle[0][0])))
+            self._set(k, body.symbol(inputs[1], self._spec(k).enum))
             return []
         if op in _ADD:
-            self._set(k, self._added(_ADD[op], self._current(k), inputs[1]))
+            value = self._current(k)
+            self._set(k, self._same_as(value, _ADD[op], [value, body.symbol(inputs[1], value.spec.enum)]))
             return []
+        value = self._current(k)
         if self.checks:
-            self._check(step, op, [self._current(k), *inputs[1:]])
+            self._check(step, op, [value, *inputs[1:]])
+        if op in _SCATTER:
+            indices = body.symbol(inputs[1], natural_enum(inputs[1]) if not isinstance(inputs[1], Symbol) else 0)
+            at = indices.spec.shape
+            shape = (*at, *value.spec.shape[1:])
+            updates = body.make("BroadcastTo", [body.symbol(inputs[2], value.spec.enum), shape], value.spec.enum, shape)
+            places = body.make("ExpandDims", [indices, -1], indices.spec.enum, (*at, 1))
+            scattered = self._same_as(value, _SCATTER[op], [value, places, updates])
+            if not self.checks:
+                self.failing.append(scattered)
+            self._set(k, scattered)
+            return []
+        spec = step.outputs[0].spec
         if op == "ResourceGather":
             attrs = dict(zip(step.attrs[::2], step.attrs[1::2], strict=True))
             dims = attrs.get("batch_dims") or 0
-            value = tf.gather(self._current(k), inputs[1], axis=dims, batch_dims=dims)
-            if not self.checks:
-                self.failing.append(value)
-            return [value]
-        if op in _SCATTER:
-            indices = tf.convert_to_tensor(inputs[1])
-            shape = indices.shape.as_list() + self._current(k).shape.as_list()[1:]
-            updates = tf.broadcast_to(inputs[2], shape)
-            value = _SCATTER[op](self._current(k), indices[..., tf.newaxis], updates)
-            if not self.checks:
-                self.failing.append(value)
-            self._set(k, value)
-            return []
-        if op == "ResourceGatherNd":
-            value = tf.gather_nd(self._current(k), inputs[1])
-            self.failing.append(value)
-            return [value]
-        raise NotImplementedError(f"{op} on a variable")
+            gathered = body.make("GatherV2", [value, inputs[1], dims], spec.enum, spec.shape, batch_dims=dims)
+        elif op == "ResourceGatherNd":
+            gathered = body.make("GatherNd", [value, inputs[1]], spec.enum, spec.shape)
+        else:
+            raise NotImplementedError(f"{op} on a variable")
+        if not self.checks:
+            self.failing.append(gathered)
+        return [gathered]

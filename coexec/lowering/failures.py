@@ -2,15 +2,12 @@
 
 XLA drops the checks that eager kernels make (measured on TensorFlow 2.21: `check_numerics`, assertions and
 out-of-range indices pass in silence), so a segment goes to XLA only if each of its operations cannot fail, or its
-check can be written down as a predicate.
+check can be written down as a predicate (`checks`).
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import tensorflow as tf
 
 from tracer.graph import CONST, Step
 from tracer.spec import Spec
@@ -112,42 +109,3 @@ def _is_floating(step: Step) -> bool:
     assert step.variant is not None
     source = step.variant.key[0]
     return isinstance(source, Spec) and (source.dtype.is_floating or source.dtype.is_complex)
-
-
-def check(op: str, inputs: list[Any], attrs: dict[str, Any]) -> Any:
-    """Returns a scalar bool tensor, true if XLA does on `inputs` what the kernel does; None if nobody can say."""
-    if op == "Cast":
-        return _fits(inputs[0], tf.dtypes.as_dtype(attrs["DstT"]))
-    if op == "Softmax":
-        return tf.reduce_all(inputs[0] < inputs[0].dtype.as_numpy_dtype(np.inf))
-    if op in NUMBERS_ONLY:
-        return tf.reduce_all(tf.equal(inputs[0], inputs[0]))
-    if op in SHIFTS:
-        return _in_range(inputs[1], 8 * tf.convert_to_tensor(inputs[0]).dtype.size)
-    if op in DIVISIONS:
-        return tf.reduce_all(tf.not_equal(inputs[1], 0))
-    if op == "GatherV2":
-        axis = int(tf.get_static_value(inputs[2])) if tf.get_static_value(inputs[2]) is not None else None
-        return None if axis is None else _in_range(inputs[1], tf.convert_to_tensor(inputs[0]).shape[axis])
-    if op == "ResourceGather":
-        return _in_range(inputs[1], inputs[0].shape[attrs.get("batch_dims") or 0])
-    if op in ("ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterUpdate"):
-        return _in_range(inputs[1], inputs[0].shape[0])
-    if op.startswith("UnsortedSegment"):
-        count = tf.get_static_value(inputs[2])
-        return None if count is None else tf.reduce_all(tf.convert_to_tensor(inputs[1]) < int(count))
-    if op == "SparseSoftmaxCrossEntropyWithLogits":
-        return _in_range(inputs[1], inputs[0].shape[1])
-    return None
-
-
-def _in_range(indices: Any, size: int) -> Any:
-    indices = tf.convert_to_tensor(indices)
-    return tf.reduce_all((indices >= 0) & (indices < tf.cast(size, indices.dtype)))
-
-
-def _fits(values: Any, dtype: tf.DType) -> Any:
-    values = tf.convert_to_tensor(values)
-    wide = tf.cast(values, tf.float64)
-    # -1 < x < 0 becomes 0, in unsigned types too; the largest int64 is no float64, the power of two above it is.
-    return tf.reduce_all((wide > float(dtype.min) - 1.0) & (wide < float(dtype.max) + (1.0 if dtype.size < 8 else 0.0)))

@@ -11,88 +11,96 @@ otherwise apply.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from tracer.private import gen_xla_ops
+from coexec.lowering.body import Body, Symbol
+from tracer.spec import Spec
 
 # Operations whose constants are merged with those of their neighbours, or taken for neutral elements.
 _ARITHMETIC = frozenset({"Add", "AddV2", "Sub", "Mul", "RealDiv", "Div", "AddN"})
 
-# Results that are constants whatever they were made of.
-_FILLS = frozenset({"ZerosLike", "OnesLike", "Fill", "BroadcastTo", "Tile"})
+# Results that are constants whatever they were made of, or where this input is one.
+_FILLS = {"ZerosLike": None, "OnesLike": None, "Fill": 1, "BroadcastTo": 0, "Tile": 0}
 
 _POWERS = frozenset({"Exp", "Pow", "Sqrt", "Rsqrt", "Square", "RealDiv", "Div", "Reciprocal", "Inv"})
 
 # By operation: whose results it is merged with.
 _MERGED: dict[str, frozenset[str]] = {
-    **dict.fromkeys(_ARITHMETIC, _FILLS),
-    **dict.fromkeys(("Mul", "RealDiv", "Div"), _FILLS | _POWERS),
+    **dict.fromkeys(_ARITHMETIC, frozenset(_FILLS)),
+    **dict.fromkeys(("Mul", "RealDiv", "Div"), _POWERS.union(_FILLS)),
     **dict.fromkeys(("Reciprocal", "Inv", "Pow", "Exp"), _POWERS | {"Log"}),
     **dict.fromkeys(("Sqrt", "Rsqrt", "Log"), _POWERS | {"Mul"}),
     "Log1p": frozenset({"Expm1"}),
     "Expm1": frozenset({"Log1p"}),
 }
 
-
 # Gradients at zero, as the kernels compute them: XLA's own give NaN for the first, the steeper side for the others.
 _SCALE, _SCALE_ALPHA = 1.0507009873554805, 1.7580993408473768
-_AS_KERNELS: dict[str, Callable[..., Any]] = {
-    "SqrtGrad": lambda y, dy: tf.where(tf.equal(dy, 0), tf.zeros_like(dy), dy * 0.5 / y),
-    "SeluGrad": lambda dy, y: tf.where(y < 0, dy * (y + _SCALE_ALPHA), dy * _SCALE),
-    "EluGrad": lambda dy, y: tf.where(y < 0, dy * (y + 1), dy),
-}
 
 
-def as_kernel(op: str, inputs: list[Any], dtype: tf.DType, make: Callable[[list[Any]], list[Any]]) -> list[Any]:
-    """Returns what the operation that `make` adds gives under XLA, made such that it is what its kernel gives.
-
-    `dtype` is that of the operation's first output.
-    """
-    if not (dtype.is_floating or dtype.is_complex):
-        return make(inputs)
-    if op in _AS_KERNELS:
-        return [_AS_KERNELS[op](*inputs)]
+def as_kernel(body: Body, op: str, inputs: list[Any], attrs: tuple[Any, ...], specs: list[Spec]) -> list[Symbol]:
+    """Adds an operation such that XLA gives for it what its kernel gives; returns its outputs, which have `specs`."""
+    if not specs or not (specs[0].dtype.is_floating or specs[0].dtype.is_complex):
+        return body.add(op, inputs, attrs, specs)
+    if op in ("SqrtGrad", "SeluGrad", "EluGrad"):
+        return [_gradient(body, op, *(body.symbol(v, specs[0].enum) for v in inputs))]
     if op == "TopKV2":  # XLA's order has 0.0 before -0.0, which are equal: the first of them is first
-        indices = make([_without_negative_zeros(tf.convert_to_tensor(inputs[0])), inputs[1]])[1]
-        return [tf.gather(inputs[0], indices, batch_dims=indices.shape.rank - 1), indices]
+        values = body.symbol(inputs[0], specs[0].enum)
+        indices = body.add(op, [_without_negative_zeros(body, values), inputs[1]], attrs, specs)[1]
+        last = len(specs[0].shape) - 1
+        gathered = [values, indices, last]
+        return [body.make("GatherV2", gathered, specs[0].enum, specs[0].shape, batch_dims=last), indices]
     merged = _MERGED.get(op)
     if merged is None:
-        return make(inputs)
-    outputs = make([_kept_apart(op, i, merged, dtype) for i in inputs])
+        return body.add(op, inputs, attrs, specs)
+    outputs = body.add(op, [_kept_apart(body, op, i, merged, specs[0].enum) for i in inputs], attrs, specs)
     # Behind a barrier, too, a zero is left out of a sum of single elements.
     adds_zero = op in ("Add", "AddV2") and any(map(_is_zero, inputs))
-    return [_without_negative_zeros(outputs[0])] if adds_zero else outputs
+    return [_without_negative_zeros(body, outputs[0])] if adds_zero else outputs
 
 
-def _kept_apart(op: str, value: Any, merged: frozenset[str], dtype: tf.DType) -> Any:
+def _gradient(body: Body, op: str, first: Symbol, second: Symbol) -> Symbol:
+    enum, shape = first.spec.enum, first.spec.shape
+
+    def arithmetic(op: str, left: Any, right: Any) -> Symbol:
+        return body.make(op, [left, right], enum, shape)
+
+    if op == "SqrtGrad":
+        y, dy = first, second
+        slope = arithmetic("RealDiv", arithmetic("Mul", dy, 0.5), y)
+        return body.select(body.compare("Equal", dy, 0.0), _zeros(body, dy), slope)
+    dy, y = first, second
+    added, scaled = (_SCALE_ALPHA, _SCALE) if op == "SeluGrad" else (1.0, 1.0)
+    below = arithmetic("Mul", dy, arithmetic("AddV2", y, added))
+    return body.select(body.compare("Less", y, 0.0), below, arithmetic("Mul", dy, scaled))
+
+
+def _kept_apart(body: Body, op: str, value: Any, merged: frozenset[str], enum: int) -> Any:
     if isinstance(value, list):
-        return [_kept_apart(op, v, merged, dtype) for v in value]
-    if not _is_symbolic(value):
-        return _barrier(tf.convert_to_tensor(value, dtype)) if op in _ARITHMETIC else value
-    return _barrier(value) if value.op.type in merged else value
+        return [_kept_apart(body, op, v, merged, enum) for v in value]
+    if not isinstance(value, Symbol):
+        return _barrier(body, body.constant(value, enum)) if op in _ARITHMETIC else value
+    return _barrier(body, value) if value.op in merged else value
 
 
-def _barrier(value: Any) -> Any:
+def _barrier(body: Body, value: Symbol) -> Symbol:
     """Returns a value that the compiler does not look into."""
-    return gen_xla_ops.xla_optimization_barrier([value])[0]
-
-
-def _is_symbolic(value: Any) -> bool:
-    return tf.is_tensor(value) and not hasattr(value, "numpy")
+    return body.add("XlaOptimizationBarrier", [[value]], (), [value.spec])[0]
 
 
 def _is_zero(value: Any) -> bool:
     """Whether a value is known to hold nothing but positive zeros."""
-    if _is_symbolic(value):
-        if value.op.type == "ZerosLike":
-            return True
-        value = tf.get_static_value(value) if value.op.type in _FILLS else None
-    return value is not None and not np.any(value) and not np.any(np.signbit(np.real(value)))
+    if isinstance(value, Symbol):
+        source = _FILLS.get(value.op)
+        return value.op == "ZerosLike" or (source is not None and _is_zero(value.inputs[source]))
+    return not np.any(value) and not np.any(np.signbit(np.real(value)))
 
 
-def _without_negative_zeros(value: Any) -> Any:
-    return tf.where(tf.equal(value, 0), tf.zeros_like(value), value)
+def _without_negative_zeros(body: Body, value: Symbol) -> Symbol:
+    return body.select(body.compare("Equal", value, 0.0), _zeros(body, value), value)
+
+
+def _zeros(body: Body, like: Symbol) -> Symbol:
+    return body.make("ZerosLike", [like], like.spec.enum, like.spec.shape)

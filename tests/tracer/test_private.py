@@ -13,23 +13,20 @@ from tracer.lazy import LazyTensor
 from tracer.private import (
     CompositeTensor,
     EagerTensor,
-    attr_value_pb2,
     config_pb2,
     constant_op,
     context,
     core,
     cpp_shape_inference_pb2,
     func_graph,
-    gen_xla_ops,
+    function_pb2,
     handle_data_util,
     is_resource_variable,
     op_def_library,
     op_def_registry,
     ops,
-    pywrap_tf_session,
     pywrap_tfe,
     record,
-    rewriter_config_pb2,
     tensor_shape_pb2,
     types_pb2,
 )
@@ -300,22 +297,20 @@ def test_what_is_behind_a_resource():
         assert tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32).shape == [3]
 
 
-# pywrap_tf_session: functions registered and launched by name.
+# function_pb2: functions registered and launched by name.
 
 
 def registered(name):
-    """Registers the doubling graph under a name."""
-    graph = build(func_graph.FuncGraph("test"))
-    with graph._c_graph.get() as c_graph:
-        function = pywrap_tf_session.TF_GraphToFunction_wrapper(
-            c_graph, name, False, [op._c_op for op in graph.get_operations() if op is not graph.inputs[0].op],
-            [t._as_tf_output() for t in graph.inputs], [t._as_tf_output() for t in graph.outputs], [],
-            [op._c_op for op in graph.control_outputs], [], None, "",
-        )  # fmt: skip
-    value = attr_value_pb2.AttrValue(b=True)
-    pywrap_tf_session.TF_FunctionSetAttrValueProto(function, "_noinline", value.SerializeToString())
-    context.context().add_c_function(function)
-    pywrap_tf_session.TF_DeleteFunction(function)
+    """Registers a function that adds its argument to itself."""
+    definition = function_pb2.FunctionDef()
+    definition.signature.name = name
+    definition.signature.input_arg.add(name="x", type=FLOAT)
+    definition.signature.output_arg.add(name="y", type=FLOAT)
+    node = definition.node_def.add(name="sum", op="AddV2", input=["x", "x"])
+    node.attr["T"].CopyFrom(op_def_library.value_to_attr_value(tf.float32, "type", "T"))
+    definition.ret["y"] = "sum:z:0"
+    definition.attr["_noinline"].b = True
+    context.context().add_function_def(definition)
 
 
 def launch(name):
@@ -325,7 +320,7 @@ def launch(name):
 
 
 def test_a_function_is_launched_by_name_until_it_is_removed():
-    """`add_c_function`, `has_function`, a launch by name, `remove_function`; then the name is unknown."""
+    """`add_function_def`, `has_function`, a launch by name, `remove_function`; then the name is unknown."""
     ctx, name = context.context(), "test_private_doubling"
     registered(name)
     assert ctx.has_function(name.encode())
@@ -336,19 +331,29 @@ def test_a_function_is_launched_by_name_until_it_is_removed():
         launch(name)
 
 
-def test_the_rewrites_can_be_switched_off():
-    """`rewrite_options` has the switches of the passes that change values."""
+def test_grappler_can_be_switched_off():
+    """`rewrite_options` has the switch of all passes."""
     config = config_pb2.ConfigProto()
-    rewrites = config.graph_options.rewrite_options
-    rewrites.constant_folding = rewrites.arithmetic_optimization = rewriter_config_pb2.RewriterConfig.OFF
-    again = config_pb2.ConfigProto.FromString(config.SerializeToString()).graph_options.rewrite_options
-    assert again.constant_folding == rewriter_config_pb2.RewriterConfig.OFF
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    again = config_pb2.ConfigProto.FromString(config.SerializeToString())
+    assert again.graph_options.rewrite_options.disable_meta_optimizer
 
 
-def test_the_barrier_keeps_a_constant_from_xla():
-    """`xla_optimization_barrier` takes and returns a list, and changes no value under XLA."""
-    function = tf.function(lambda x: gen_xla_ops.xla_optimization_barrier([x])[0] * 2.0, jit_compile=True)
-    assert function(X).numpy().tolist() == [2.0, 4.0]
+def test_the_barrier_takes_a_list():
+    """`XlaOptimizationBarrier` takes and returns a list of tensors."""
+    definition = op_def_registry.get("XlaOptimizationBarrier")
+    assert [(a.name, a.type_list_attr) for a in (*definition.input_arg, *definition.output_arg)] == [
+        ("input", "T"), ("output", "T"),
+    ]  # fmt: skip
+
+
+def test_attributes_are_encoded():
+    """`value_to_attr_value(value, kind, name)` takes enums, dtypes, shapes and lists."""
+    encode = op_def_library.value_to_attr_value
+    assert encode(FLOAT, "type", "T").type == encode(tf.float32, "type", "T").type == FLOAT
+    assert [d.size for d in encode([2, 3], "shape", "shape").shape.dim] == [2, 3]
+    assert list(encode([1, 2], "list(int)", "strides").list.i) == [1, 2]
+    assert encode("SAME", "string", "padding").s == b"SAME"
 
 
 # Small things.

@@ -1,0 +1,74 @@
+"""Checks: predicates that say, before XLA runs an operation, whether it does there what its kernel does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from coexec.lowering.body import Body, Symbol
+from coexec.lowering.failures import DIVISIONS, NUMBERS_ONLY, SHIFTS
+from tracer.inputs import natural_enum
+from tracer.private import types_pb2
+
+INT32 = int(types_pb2.DT_INT32)
+FLOAT = int(types_pb2.DT_FLOAT)
+DOUBLE = int(types_pb2.DT_DOUBLE)
+
+
+def check(body: Body, op: str, inputs: list[Any], attrs: dict[str, Any]) -> Symbol | None:
+    """Returns a scalar bool, true if XLA does on `inputs` what the kernel does; None if nobody can say."""
+    if op == "Cast":
+        return _fits(body, body.symbol(inputs[0], FLOAT), tf.dtypes.as_dtype(attrs["DstT"]))
+    if op == "Softmax":
+        return body.all(body.compare("Less", inputs[0], np.inf))
+    if op in NUMBERS_ONLY:
+        return body.all(body.compare("Equal", inputs[0], inputs[0]))
+    if op in SHIFTS:
+        return _in_range(body, inputs[1], tf.dtypes.as_dtype(_dtype(inputs)).size * 8, _dtype(inputs))
+    if op in DIVISIONS:
+        return body.all(body.compare("NotEqual", body.symbol(inputs[1], _dtype(inputs)), 0))
+    if op == "GatherV2":
+        if isinstance(inputs[2], Symbol):
+            return None
+        return _in_range(body, inputs[1], _shape(inputs[0])[int(inputs[2])])
+    if op == "ResourceGather":
+        return _in_range(body, inputs[1], _shape(inputs[0])[attrs.get("batch_dims") or 0])
+    if op in ("ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterUpdate"):
+        return _in_range(body, inputs[1], _shape(inputs[0])[0])
+    if op.startswith("UnsortedSegment"):
+        if isinstance(inputs[2], Symbol):
+            return None
+        return body.all(body.compare("Less", body.symbol(inputs[1], INT32), int(inputs[2])))
+    if op == "SparseSoftmaxCrossEntropyWithLogits":
+        return _in_range(body, inputs[1], _shape(inputs[0])[1])
+    return None
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return value.spec.shape if isinstance(value, Symbol) else np.shape(value)
+
+
+def _dtype(inputs: list[Any]) -> int:
+    """Returns the dtype that all of the inputs have."""
+    for value in sorted(inputs, key=lambda v: not isinstance(v, (np.ndarray, np.generic))):
+        if isinstance(value, Symbol):
+            return value.spec.enum
+    return min(natural_enum(value) for value in inputs)
+
+
+def _in_range(body: Body, indices: Any, size: int, enum: int | None = None) -> Symbol:
+    indices = body.symbol(indices, natural_enum(indices) if enum is None else enum)
+    if size > indices.spec.dtype.max:  # every index is in range that its dtype can hold
+        return body.all(body.compare("GreaterEqual", indices, 0))
+    inside = body.compare("GreaterEqual", indices, 0), body.compare("Less", indices, size)
+    return body.all(body.both(*inside))
+
+
+def _fits(body: Body, values: Symbol, dtype: tf.DType) -> Symbol:
+    wide = body.make("Cast", [values], DOUBLE, values.spec.shape, DstT=DOUBLE)
+    # -1 < x < 0 becomes 0, in unsigned types too; the largest int64 is no float64, the power of two above it is.
+    above = body.compare("Greater", wide, float(dtype.min) - 1.0)
+    below = body.compare("Less", wide, float(dtype.max) + (1.0 if dtype.size < 8 else 0.0))
+    return body.all(body.both(above, below))
