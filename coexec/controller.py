@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from coexec.account import Account
 from coexec.events import Kind, Ledger
 from coexec.options import Options
 from coexec.runtime.following import Following
@@ -21,12 +23,8 @@ from tracer.private import context
 from tracer.recorder import Recorder
 from tracer.trace import Trace
 
-# After this many calls in a row that met something new, following pauses for twice as long each time.
-PATIENCE = 8
-MAX_PAUSE = 256
-
-# A call in which more than one operation in this many came in a new way cost more than it gained.
-SLOW_SHARE = 4
+# With fewer operations a launch, following may well cost more than it saves.
+LARGE = 16
 
 # Nodes and steps of one function; a function that never stops growing starts anew.
 MAX_SIZE = 50_000
@@ -45,9 +43,7 @@ class Controller:
         if options.regions:
             library.install()
         self._lock = threading.Lock()
-        self._misses = 0
-        self._pause = 0
-        self._paused = 0
+        self.account = Account()
         self.last_events = 0
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -57,10 +53,11 @@ class Controller:
             # Part of a call that is followed already, or of a graph being traced. (Not by `run`, where locations end.)
             return self.function(*args, **kwargs)
         self.ledger.count("calls")
-        if self._paused > 0 or tf.config.functions_run_eagerly():
-            self._paused = max(0, self._paused - 1)
+        if tf.config.functions_run_eagerly():
             self.ledger.count("imperative")
             return self.function(*args, **kwargs)
+        if not self.account.follows():
+            return self._run_plainly(args, kwargs)
         intercept.hold()
         try:
             if len(self.graph.nodes) == 1 and not self.graph.exits:
@@ -68,6 +65,14 @@ class Controller:
             return self._follow(args, kwargs)
         finally:
             intercept.release()
+
+    def _run_plainly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.ledger.count("imperative")
+        began = time.perf_counter()
+        try:
+            return self.function(*args, **kwargs)
+        finally:
+            self.account.ran_plainly(time.perf_counter() - began)
 
     def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         trace = Trace()
@@ -83,6 +88,7 @@ class Controller:
     def _follow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         following = Following(self.graph, self.segments, self.ledger, self.options)
         finished = False
+        began = time.perf_counter()
         try:
             with intercept.handling(following), following:
                 results = [run(self.function, args, kwargs)]
@@ -91,6 +97,13 @@ class Controller:
             return results.pop()
         finally:
             self._settle(following, finished)
+            self._consider(following, time.perf_counter() - began)
+
+    def _consider(self, following: Following, seconds: float) -> None:
+        """Has the next calls run plainly if following them does not pay; strict functions are always followed."""
+        if not self.options.strict and self.account.followed(seconds, _is_routine(following)):
+            text = "following took longer than plain calls, so some run plainly"
+            self.ledger.cause(Kind.BACKOFF, text, self.name, "see the divergences")
 
     def _settle(self, following: Following, finished: bool) -> None:
         """Counts a followed call, learns what it recorded, and keeps the hooks for the tensors that outlive it."""
@@ -104,15 +117,8 @@ class Controller:
             recorder.trace.finished = finished
             if following.graph is self.graph:  # and was not cleared meanwhile
                 self._learn(recorder.trace)
-            self._missed()
-        else:
-            if cursor.adopted * SLOW_SHARE > followed:
-                self._missed()
-            else:
-                self._misses = 0
-                self._pause = 0
-            if finished:
-                self.graph.exits.add((cursor.last or self.graph.entry).number)
+        elif finished:
+            self.graph.exits.add((cursor.last or self.graph.entry).number)
         for lazy in following.close():
             intercept.keep_while_alive(lazy)
         if self.graph.size() > MAX_SIZE:
@@ -123,21 +129,19 @@ class Controller:
         with self._lock, intercept.handling(None):
             merge(self.graph, trace)
 
-    def _missed(self) -> None:
-        self._misses += 1
-        if self._misses >= PATIENCE:
-            self._pause = min(max(1, 2 * self._pause), MAX_PAUSE)
-            self._paused = self._pause
-            self.ledger.cause(
-                Kind.BACKOFF, "every call met something new, so some run plainly", self.name, "see the divergences"
-            )
-
     def clear(self) -> None:
         """Forgets all paths and releases all executables."""
         with self._lock:
             self.segments.clear()
             self.graph = TraceGraph(self.name)
-            self._misses = self._pause = self._paused = 0
+            self.account = Account()
+
+
+def _is_routine(following: Following) -> bool:
+    """Whether a call went as calls should: on known paths, and launched in large pieces."""
+    if following.recorder is not None or following.cursor.adopted or following.replayed:
+        return False
+    return following.cursor.count() >= LARGE * following.launched
 
 
 def run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -14,6 +14,7 @@ class Kind(enum.Enum):
     DIVERGENCE = "divergence"  # the program did what the trace graph does not know
     CUT = "segment cut"  # a value was read, or an operation runs on its own
     XLA = "not compiled by XLA"  # the segment runs as a TensorFlow graph
+    BACKEND = "backend chosen by measurement"  # XLA or the graph, whichever took less time
     IMPERATIVE = "not compiled"  # the segment's operations run one by one
     FAILURE = "failed operation"  # an operation raised
     LIBRARY = "library call not followed as one"  # its Python is run

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
+from coexec import account
 from coexec.runtime import following, segments
 
 
@@ -22,13 +24,24 @@ def diverge_at(event: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def compile_everything() -> Iterator[None]:
-    """Makes every segment, however small, an executable on its second visit."""
+    """Makes every segment, however small, an executable on its second visit: XLA's, if XLA may have it."""
     before = segments.thresholds
-    segments.thresholds = segments.Thresholds(visits=2, small=1, visits_of_small=2)
+    segments.thresholds = segments.Thresholds(visits=2, small=1, at_once=True)
     try:
         yield
     finally:
         segments.thresholds = before
+
+
+@contextlib.contextmanager
+def always_follow() -> Iterator[None]:
+    """Has all calls followed, also of functions for which that does not pay."""
+    before = account.doubtful
+    account.doubtful = math.inf
+    try:
+        yield
+    finally:
+        account.doubtful = before
 
 
 def count_events(function: Any) -> int:

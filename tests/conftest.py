@@ -17,3 +17,15 @@ def files_of_programs(tmp_path_factory):
     before, tempfile.tempdir = tempfile.tempdir, str(tmp_path_factory.mktemp("programs"))
     yield
     tempfile.tempdir = before
+
+
+@pytest.fixture(autouse=True)
+def always_followed(request):
+    """No call runs plainly because it took longer than another, but where that is what is tested (mark `clocked`)."""
+    if request.node.get_closest_marker("clocked"):
+        yield
+        return
+    from coexec import testing  # imports TensorFlow, which is not to be before the lines above
+
+    with testing.always_follow():
+        yield

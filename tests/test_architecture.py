@@ -20,6 +20,7 @@ TRACER = [
     ["inputs"],
     ["intercept", "effects"],
     ["library"],
+    ["nodedef"],
     ["graph", "rebuild"],
     ["trace", "constants", "derive", "operators", "wiring"],
     ["merge", "recorder", "cursor"],
@@ -28,7 +29,7 @@ TRACER = [
 
 # The same for the parts of coexec: a package here stands for its modules, which may import each other.
 COEXEC = [
-    ["options", "events", "arguments"],
+    ["options", "events", "arguments", "account"],
     ["lowering"],
     ["compile"],
     ["runtime"],

@@ -1,84 +1,27 @@
-"""Rebuild: an op call, made again inside a TensorFlow graph.
+"""Rebuild: what an operation would give for other inputs, asked of TensorFlow's own shape functions.
 
-Relies on `op_def_library._apply_op_helper`, which takes the names of the op's definition.
+Relies on `ops._create_c_op`, `Operation._from_c_op` and on handle data, which tell a graph what is behind a resource.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from typing import Any
 
 import tensorflow as tf
 
 from tracer.intercept import handling
-from tracer.op import Const, Signature, freeze, signature_of
-from tracer.private import cpp_shape_inference_pb2, func_graph, handle_data_util, op_def_library, ops, tensor_shape_pb2
+from tracer.nodedef import Symbol, grouped, write_constant, write_operation
+from tracer.op import Const, freeze
+from tracer.private import (
+    cpp_shape_inference_pb2,
+    func_graph,
+    handle_data_util,
+    node_def_pb2,
+    ops,
+    tensor_shape_pb2,
+)
 from tracer.spec import RESOURCE, VARIANT, Spec, intern_spec
-
-
-def placeholder(spec: Spec) -> Any:
-    """Returns a placeholder of the default graph with this spec, for a resource with what is behind it."""
-    tensor = tf.compat.v1.placeholder(spec.dtype, spec.shape)
-    if spec.handle is not None and (spec.enum == RESOURCE or spec.enum == VARIANT):
-        data = cpp_shape_inference_pb2.CppShapeInferenceResult.HandleData(is_set=True)
-        for enum, shape in spec.handle:
-            proto = tensor_shape_pb2.TensorShapeProto(unknown_rank=shape is None)
-            for size in shape or ():
-                proto.dim.add(size=size)
-            data.shape_and_type.add(dtype=enum, shape=proto)
-        handle_data_util.set_handle_data(tensor, data)
-    return tensor
-
-
-def grouped(signature: Signature, attrs: tuple[Any, ...], flat: list[Any]) -> list[Any]:
-    """Returns flat inputs grouped by argument, as the counts and type lists among `attrs` say."""
-    given = dict(zip(attrs[::2], attrs[1::2], strict=True))
-    groups: list[Any] = []
-    at = 0
-    for arg, is_list in zip(signature.definition.input_arg, signature.lists, strict=True):
-        if is_list:
-            count = given[arg.number_attr] if arg.number_attr else len(given[arg.type_list_attr])
-            groups.append(flat[at : at + count])
-            at += count
-        else:
-            groups.append(flat[at])
-            at += 1
-    return groups
-
-
-def apply(op: str, entry: str, attrs: tuple[Any, ...], inputs: list[Any]) -> list[Any]:
-    """Adds the operation to the default graph and returns its flat outputs."""
-    signature = signature_of(op)
-    assert signature is not None
-    derived: set[str] = set()
-    if entry == "execute":
-        inputs = grouped(signature, attrs, inputs)
-        for arg in signature.definition.input_arg:
-            derived.update((arg.type_attr, arg.number_attr, arg.type_list_attr))
-    keywords = dict(zip(signature.inputs, inputs, strict=True))
-    for name, value in zip(attrs[::2], attrs[1::2], strict=True):
-        if name in derived:
-            continue
-        value = _default(signature, name) if value is None else value
-        if value is not None:
-            keywords[name] = value
-    _, _, operation, _ = op_def_library._apply_op_helper(op, **keywords)
-    return list(operation.outputs)
-
-
-_FIELDS = {"int": "i", "float": "f", "bool": "b", "string": "s", "type": "type"}
-
-
-def _default(signature: Signature, name: str) -> Any:
-    """Returns the default of an attribute, which the wrappers leave to the runtime by passing None."""
-    for attr in signature.definition.attr:
-        if attr.name == name and attr.HasField("default_value"):
-            value, kind = attr.default_value, attr.type
-            if kind.startswith("list("):
-                return list(getattr(value.list, _FIELDS[kind[5:-1]])) if kind[5:-1] in _FIELDS else None
-            return getattr(value, _FIELDS[kind]) if kind in _FIELDS else None
-    return None
 
 
 class _Scratch:
@@ -89,6 +32,60 @@ class _Scratch:
     def __init__(self) -> None:
         self.graph = func_graph.FuncGraph("shapes")
         self.answers: dict[Any, Any] = {}
+        self._symbols: dict[Any, Symbol] = {}
+        self._tensors: dict[str, Any] = {}
+        self._names = 0
+
+    def symbol(self, part: Any) -> Any:
+        """Returns a symbol for any value of a spec; a constant as it is; what is in a list likewise."""
+        if isinstance(part, tuple):
+            return [self.symbol(p) for p in part]
+        if isinstance(part, Const):
+            return part.value
+        found = self._symbols.get(part)
+        if found is None:
+            found = self._symbols[part] = self._placeholder(part)
+        return found
+
+    def shapes(self, op: str, inputs: list[Any], attrs: tuple[Any, ...]) -> list[Any]:
+        """Adds an operation and returns its outputs, whose shapes TensorFlow has inferred."""
+        node = self._node()
+        write_operation(node, op, inputs, attrs, self._constant)
+        return list(self._add(node, [self._tensors[name] for name in node.input]).outputs)
+
+    def _placeholder(self, spec: Spec) -> Symbol:
+        with self.graph.as_default():
+            tensor = tf.compat.v1.placeholder(spec.dtype, spec.shape)
+        if spec.handle is not None and (spec.enum == RESOURCE or spec.enum == VARIANT):
+            data = cpp_shape_inference_pb2.CppShapeInferenceResult.HandleData(is_set=True)
+            for enum, shape in spec.handle:
+                proto = tensor_shape_pb2.TensorShapeProto(unknown_rank=shape is None)
+                for size in shape or ():
+                    proto.dim.add(size=size)
+                data.shape_and_type.add(dtype=enum, shape=proto)
+            handle_data_util.set_handle_data(tensor, data)
+        return self._named(Symbol(tensor.name, spec, "", []), tensor)
+
+    def _constant(self, value: Any, enum: int) -> Symbol:
+        key = enum, freeze(value)
+        found = self._symbols.get(key)
+        if found is None:
+            node = self._node()
+            symbol = write_constant(node, value, enum)
+            found = self._symbols[key] = self._named(symbol, self._add(node, []).outputs[0])
+        return found
+
+    def _named(self, symbol: Symbol, tensor: Any) -> Symbol:
+        self._tensors[symbol.name] = tensor
+        return symbol
+
+    def _node(self) -> Any:
+        self._names += 1
+        return node_def_pb2.NodeDef(name=f"shape_of_{self._names}")
+
+    def _add(self, node: Any, inputs: list[Any]) -> Any:
+        c_op = ops._create_c_op(self.graph, node, inputs, [], extract_traceback=False)
+        return ops.Operation._from_c_op(c_op=c_op, g=self.graph)
 
 
 _scratch = _Scratch()
@@ -106,13 +103,13 @@ def infer_outputs(op: str, entry: str, attrs: tuple[Any, ...], parts: tuple[Any,
     scratch = _scratch
     if key in scratch.answers:
         return scratch.answers[key]
-    with _lock, handling(None), contextlib.ExitStack() as stack:
+    with _lock, handling(None):
         if len(scratch.answers) > scratch.MAX_OPS:
             scratch = _scratch = _Scratch()
-        stack.enter_context(scratch.graph.as_default())
-        stack.enter_context(ops.control_dependencies(None))
         try:
-            outputs = apply(op, entry, attrs, [_symbol(p) for p in parts])
+            inputs = [scratch.symbol(p) for p in parts]
+            inputs = grouped(op, attrs, inputs) if entry == "execute" else inputs
+            outputs = scratch.shapes(op, inputs, attrs)
         except Exception:  # whatever TensorFlow cannot build, it runs: the caller takes the operation as it is
             answer = None
         else:
@@ -122,9 +119,3 @@ def infer_outputs(op: str, entry: str, attrs: tuple[Any, ...], parts: tuple[Any,
             )
     scratch.answers[key] = answer
     return answer
-
-
-def _symbol(part: Any) -> Any:
-    if isinstance(part, tuple):
-        return [_symbol(p) for p in part]
-    return part.value if isinstance(part, Const) else placeholder(part)

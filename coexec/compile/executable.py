@@ -11,10 +11,13 @@ import os
 import weakref
 from typing import Any
 
+import tensorflow as tf
+
 from coexec.lowering.emit import Emitter
 from coexec.lowering.plan import Plan
 from tracer.intercept import execute
 from tracer.private import config_pb2, context
+from tracer.spec import RESOURCE
 
 # XLA's minimum and maximum on CPU drop NaNs unless told otherwise, and it is told once, before it first compiles.
 if "xla_cpu_enable_fast_min_max" not in os.environ.get("XLA_FLAGS", ""):
@@ -32,13 +35,12 @@ class Executable:
     def __init__(self, plan: Plan, backend: str) -> None:
         self.backend = backend
         self.outputs = plan.outputs
+        self.feeds = plan.feeds
         self.ops = plan.live
         self.name = f"coexec_segment_{next(_names)}"
         emitter = Emitter(plan, checks=backend == "xla", name=self.name)
-        for _ in emitter.build():
-            pass
+        definition = emitter.build().definition
         self.checked = bool(emitter.predicates)
-        definition = emitter.body.definition
         self.count = len(definition.ret)
         if backend == "xla":
             definition.attr["_XlaMustCompile"].b = True
@@ -62,9 +64,23 @@ class Executable:
             return None
         return results
 
-    def release(self) -> None:
-        """Removes the function from TensorFlow's runtime."""
-        self._finalizer()
+    def prepare(self, device: str | None) -> None:
+        """Has TensorFlow compile it for a device, by a launch on zeros and on variables of its own.
+
+        The compiled code is kept by name and shapes: the program's first launch then takes as long as its second.
+        """
+        variables = []
+        feeds: list[Any] = []
+        with tf.device(device), tf.init_scope():
+            for spec in self.feeds:
+                if spec.enum == RESOURCE and spec.handle is not None:
+                    enum, shape = spec.handle[0]
+                    variables.append(tf.Variable(tf.zeros(shape, tf.dtypes.as_dtype(enum)), trainable=False))
+                    feeds.append(variables[-1].handle)
+                else:
+                    feeds.append(tf.zeros(spec.shape, spec.dtype))
+            ctx = self._context
+            execute(ctx._handle, ctx.device_name, self.name, feeds, self._attrs, self.count)
 
 
 def _config(ctx: Any) -> bytes:

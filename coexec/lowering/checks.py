@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from coexec.lowering.body import Body, Symbol
+from coexec.lowering.body import Body
 from coexec.lowering.failures import DIVISIONS, NUMBERS_ONLY, SHIFTS
 from tracer.inputs import natural_enum
+from tracer.nodedef import Symbol
 from tracer.private import types_pb2
 
 INT32 = int(types_pb2.DT_INT32)

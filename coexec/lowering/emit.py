@@ -7,18 +7,16 @@ be carried out once more, operation by operation, to fail exactly where and as t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from coexec.lowering.body import BOOL, Body, Symbol
+from coexec.lowering.body import BOOL, Body
 from coexec.lowering.checks import check
 from coexec.lowering.failures import can_fail, needs_check
 from coexec.lowering.plan import Plan
 from coexec.lowering.rewrites import as_kernel
 from tracer.graph import LIST, Step
 from tracer.inputs import natural_enum
-from tracer.op import signature_of
-from tracer.rebuild import grouped
+from tracer.nodedef import Symbol, grouped
 from tracer.spec import RESOURCE, Spec, intern_spec
 
 _ADD = {"AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}
@@ -46,14 +44,13 @@ class Emitter:
         self.predicates: list[Symbol] = []
         self.failing: list[Symbol] = []
 
-    def build(self) -> Iterator[None]:
-        """Fills `body`, an operation a turn. With checks that can fail its last result is a bool: all went well."""
+    def build(self) -> Body:
+        """Returns the function's body. With checks that can fail its last result is a bool: all went well."""
         body = self.body
         self.feeds = [body.argument(spec) for spec in self.plan.feeds]
         for step in self.plan.steps:
             if step.variant is not None and not step.variant.folded:
                 self._emit(step)
-                yield
         for i in self.plan.outputs:
             value = self.values[i]
             body.give(body.make("Identity", [value], value.spec.enum, value.spec.shape))
@@ -63,6 +60,7 @@ class Emitter:
             good = body.all(pack)
             body.give(good)
         self._write(good)
+        return body
 
     def _write(self, good: Symbol | None) -> None:
         body = self.body
@@ -85,9 +83,7 @@ class Emitter:
             outputs = self._variable_op(step, op, -1 - step.slots[0], inputs)
         else:
             if node.entry == "execute":
-                signature = signature_of(op)
-                assert signature is not None
-                inputs = grouped(signature, node.attrs, inputs)
+                inputs = grouped(op, node.attrs, inputs)
             if self.checks:
                 if needs_check(step):
                     self._check(step, op, inputs)

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from coexec.lowering.body import Body, Symbol
+from coexec.lowering.body import Body
+from tracer.nodedef import Symbol
 from tracer.spec import Spec
 
 # Operations whose constants are merged with those of their neighbours, or taken for neutral elements.

@@ -68,6 +68,7 @@ class Following:
         self.open = self.options.regions and not self.tapes.foreign and not tf.distribute.has_strategy()
         self.library = LibraryCalls(self).call
         self.regions = 0  # of them, those that were jumped over
+        self.launched = self.replayed = 0  # segments, as a whole and operation by operation
 
     # What the hooks call.
 
@@ -330,7 +331,9 @@ class Following:
             intercept.settle_for([f for f in feeds if id(f) in handles], but=self)
         try:
             with tf.device(self.device) if self.device is not None else contextlib.nullcontext():
-                self.segments.run(last, feeds, values, alive)
+                launched = self.segments.run(last, feeds, values, alive)
+            self.launched += launched
+            self.replayed += not launched
         except BaseException as error:
             self.error = error
             # Where it is raised, somebody may swallow it who has nothing to do with it (a `try` that began later,
