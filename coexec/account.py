@@ -10,7 +10,7 @@ from collections import deque
 doubtful: float = 16
 
 # What following may cost before it has to pay, in plain calls: paths are recorded, learnt and compiled once.
-ALLOWANCE = 16
+ALLOWANCE = 8
 # What plain calls add to that, as a share of their time.
 SHARE = 0.01
 

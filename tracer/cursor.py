@@ -24,7 +24,7 @@ from tracer.private import EagerTensor, core
 from tracer.spec import RESOURCE
 from tracer.wiring import Wiring
 
-MAX_STEPS = 64  # alternatives kept behind one step; the least recently used go
+MAX_STEPS = 256  # alternatives kept behind one step; the oldest go
 
 _runs = itertools.count(1)
 
@@ -66,8 +66,8 @@ class Cursor:
         here = self.step
         step = here.hot
         if step is None or not self.fits(step, op, inputs, attrs):
-            for step in here.next:
-                if step is not here.hot and self.fits(step, op, inputs, attrs):
+            for step in _in_turn(here):
+                if self.fits(step, op, inputs, attrs):
                     here.hot = step
                     break
             else:
@@ -244,8 +244,10 @@ class Cursor:
         location = Location(frames, self.counts()[frames, op])
         node = self.graph.find(op, entry, attrs, location)
         if node is None:
-            if entry == "fast" and (op, location) in self.graph.slow:
+            if entry == "fast" and (op, Location(frames, 0)) in self.graph.slow:
                 raise core._FallbackException("this operation takes TensorFlow's slow path")
+            node = self.graph.repeat(op, entry, attrs, location)
+        if node is None:
             return self._mismatch("new operation", location, self._expected(), f"{op}{list(attrs) or ''}")
         if node.host is not None:
             return self._move(Step(here, op, node, None, (), {}, {}, ()), node)
@@ -297,6 +299,14 @@ class Cursor:
 
     def _mismatch(self, kind: str, location: Any, expected: str, seen: str) -> Any:
         self.mismatch = Mismatch(kind, expected, seen, str(location))
+
+
+def _in_turn(here: Step) -> list[Step]:
+    """Returns the alternatives behind a step, beginning behind the last taken: loops take them in order."""
+    if here.hot is None:
+        return here.next
+    at = here.next.index(here.hot)
+    return here.next[at + 1 :] + here.next[:at]
 
 
 def _constant_inputs(step: Step) -> list[Any]:

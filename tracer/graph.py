@@ -51,8 +51,8 @@ class Node:
     """One operation at one place of the user's program."""
 
     __slots__ = (
-        "after", "attrs", "constants", "entry", "fed", "guarded", "host", "inputs", "location", "name", "number",
-        "op", "predecessors", "successors", "variants",
+        "after", "attrs", "constants", "entry", "fed", "guarded", "head", "host", "inputs", "location", "name",
+        "number", "op", "predecessors", "successors", "variants",
     )  # fmt: skip
 
     def __init__(self, number: int, op: str, entry: str, attrs: tuple[Any, ...], location: Location) -> None:
@@ -71,12 +71,14 @@ class Node:
         self.fed: set[Any] = set()  # constants that have changed and are fed since
         self.constants: dict[Any, Const] = {}  # the first of those that may be fed, by input, or by input and item
         self.after: Step | None = None
+        self.head: Node = self  # of the nodes of all iterations of this operation at this place, the first
 
     def start_after(self) -> Step:
-        """Returns the root of the steps that follow a cut behind this node."""
-        if self.after is None:
-            self.after = Step(None, None, self, None, (), {}, {}, ())
-        return self.after
+        """Returns the root of the steps that follow a cut behind this node: the same one in all iterations."""
+        head = self.head
+        if head.after is None:
+            head.after = Step(None, None, head, None, (), {}, {}, ())
+        return head.after
 
     def __repr__(self) -> str:
         return f"<Node {self.number} {self.op} at {self.location}>"
@@ -199,6 +201,8 @@ class TraceGraph:
         self.steps = 0
         self.exits: set[int] = set()
         self.slow: set[Any] = set()  # operations that TensorFlow's fast path has refused, by place
+        self._heads: dict[Any, Node] = {}  # the first node of each operation at each place
+        self._latest: dict[Any, Node] = {}  # the last node of each operation at each place, with its attributes
         self._constants: dict[int, Const | None] = {}
         self._handles: dict[int, Spec] = {}
 
@@ -238,8 +242,24 @@ class TraceGraph:
             if key == place and self.places[place] > MAX_ATTRIBUTES:
                 node.host = "its attributes keep changing"
             self.nodes.append(node)
+            node.head = self._heads.setdefault((op, entry, location.frames), node)
+            first = location._replace(iteration=0)
+            self._latest[node_key(op, entry, attrs, first)] = node
             if entry == "execute":
-                self.slow.add((op, location))
+                self.slow.add((op, first))
+        return node
+
+    def repeat(self, op: str, entry: str, attrs: tuple[Any, ...], location: Location) -> Node | None:
+        """Adds a node for one more iteration of what is known from others; None if it is not."""
+        known = self._latest.get(node_key(op, entry, attrs, location._replace(iteration=0)))
+        if known is None:
+            return None
+        node = self.add(op, entry, attrs, location)
+        node.name, node.guarded, node.host = known.name, known.guarded, node.host or known.host
+        node.inputs, node.fed = [set(sources) for sources in known.inputs], set(known.fed)
+        for key, variant in known.variants.items():
+            outputs = tuple(Output(o.spec, o.const, node) for o in variant.outputs)
+            node.variants[key] = Variant(key, outputs, variant.template)
         return node
 
     def link(self, before: Node, after: Node) -> None:

@@ -561,7 +561,7 @@ def test_a_tape_that_outlives_the_call():
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("event", [0, 7, 25, 60, 100, 160, 210])
+@pytest.mark.parametrize("event", [0, 7, 25, 60, 100, 140, 155])
 def test_divergence_behind_and_inside_of_regions(event):
     """A call that leaves the known path between library calls, or where one would be, goes on imperatively."""
     outcomes = []
