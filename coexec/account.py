@@ -10,11 +10,11 @@ from collections import deque
 doubtful: float = 16
 
 # What following may cost before it has to pay, in plain calls: paths are recorded, learnt and compiled once.
-ALLOWANCE = 8
+ALLOWANCE = 24
 # What plain calls add to that, as a share of their time.
 SHARE = 0.01
 
-MIN_PAUSE, MAX_PAUSE = 8, 512  # calls
+MIN_PAUSE, MAX_PAUSE = 32, 512  # calls
 
 # Calls that are followed after a pause: what has become stable is recorded, wired and compiled, one after the other.
 TRIES = 4

@@ -6,6 +6,7 @@ import functools
 import inspect
 import sys
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any, Literal, overload
 
@@ -14,6 +15,14 @@ from coexec.controller import Controller
 from coexec.events import Stats
 from coexec.options import Options
 from tracer.graph import TraceGraph
+
+_functions: weakref.WeakSet[Function] = weakref.WeakSet()
+
+
+def clear() -> None:
+    """Has every decorated function forget what it learnt, and releases all that was compiled for them."""
+    for function in list(_functions):
+        function.clear()
 
 
 class Function:
@@ -27,6 +36,7 @@ class Function:
         self._options = options
         name = options.name or getattr(function, "__qualname__", None) or type(function).__name__
         self._controller = Controller(with_signature(function, options.input_signature), options, name)
+        _functions.add(self)
         self._transparent = inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:

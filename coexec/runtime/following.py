@@ -302,7 +302,8 @@ class Following:
             if lazy._value is None:
                 step = self.cursor.step
                 if step.parent is not None and step.visits == 0:
-                    self.ledger.cause(Kind.CUT, "a value was read", place_of(), _READ)
+                    hint = "read it later, or together with others, if the program does not need it here"
+                    self.ledger.cause(Kind.CUT, "a value was read", place_of(), hint)
                 self.flush()
             if lazy._value is None:
                 raise FailedTensor("the operation that makes this tensor failed, or one before it did") from self.error
@@ -321,6 +322,7 @@ class Following:
             self.flush()
 
     def _carry_out(self, last: Step) -> None:
+        self.tapes.keep()
         # An interrupt may have come between two of these lists' growing.
         values, feeds = self.values[: last.end], self.cursor.externals[: last.external]
         handles, self.cursor.handles = self.cursor.handles, set()
@@ -391,8 +393,6 @@ def _where(last: Step) -> str:
 
 
 _FORCED = Mismatch("forced", "nothing", "a test that asks for a divergence", "coexec.testing.diverge_at")
-
-_READ = "read it later, or together with others, if the program does not need it here"
 
 _HINTS = {
     "new operation": "nothing, if this path is one of few; each is recorded once",

@@ -168,7 +168,7 @@ class LibraryCalls:
             tapes.waiting = True
         externals = cursor.externals
         for source, value in region.feeds:
-            externals.append(arguments.tensors[value] if source == "argument" else self._feed(source, value))
+            externals.append(unwrap(arguments.tensors[value]) if source == "argument" else self._feed(source, value))
         cursor.handles |= region.handles
         values, base = run.values, cursor.base
         first = region.start.end
@@ -190,13 +190,11 @@ class LibraryCalls:
         run.regions += 1
         run.segments.has_regions = True
         if region.recorded and function is not gradient:
-            for number in region.interior:
-                tensor(("tensor", number))
             for variable in region.accessed:
                 pywrap_tfe.TFE_Py_TapeVariableAccessed(variable)
-            inner = {a._key - base: a for a in arguments.tensors if type(a) is LazyTensor}
+            inner = {a._key - base: a for a in arguments.tensors if type(a) is LazyTensor and a._out.const is None}
             result = fill_form(region.result, tensor)
-            tapes.add(RegionEntry(region, arguments.given, {**inner, **made}, externals, tapes.active))
+            tapes.add(RegionEntry(region, arguments.given, {**inner, **made}, run, tapes.active))
             return result
         result = fill_form(region.result, tensor)
         if function is gradient and not args[0]._persistent:
@@ -223,6 +221,7 @@ class LibraryCalls:
         ended = len(cursor.ended)
         number = tapes.number(args[0]._tape._tape) if function is gradient else -1
         entries = tapes.entries_of(number)
+        arguments.settle()
         tapes.catch_up()
         tapes.steps, tapes.variables, tapes.touched = [], [], False
         run.open = False

@@ -38,6 +38,9 @@ class Entry:
     def goes_into(self, region: Any) -> None:
         """Operations never end."""
 
+    def keep(self) -> None:
+        """Operations have made their tensors."""
+
     def given(self) -> list[Any]:
         """Returns the tensors given."""
         arity = self.step.arity
@@ -68,21 +71,23 @@ class Entry:
 class RegionEntry:
     """What a region that was jumped over would have put on tapes."""
 
-    __slots__ = ("aliases", "arguments", "externals", "region", "tapes", "tensors", "version")
+    __slots__ = (
+        "_interior", "_outputs", "_recorded", "_run", "_values", "aliases", "arguments", "externals", "region", "tapes",
+        "tensors", "version",
+    )  # fmt: skip
 
     def __init__(
-        self,
-        region: Region,
-        arguments: list[Any],
-        tensors: dict[int, Any],
-        externals: list[Any],
-        tapes: tuple[int, ...],
+        self, region: Region, arguments: list[Any], tensors: dict[int, Any], run: Any, tapes: tuple[int, ...]
     ) -> None:
         self.region = region
         self.version = region.version
         self.arguments = arguments
-        self.tensors = tensors  # by number: those that a tape holds, and those that came in or out
-        self.externals = externals
+        self.tensors = tensors  # by number: those that came in or out, and those that a tape holds
+        self.externals = run.cursor.externals
+        self._run = run
+        self._values: list[Any] | None = run.values
+        # As they are now: regions learn.
+        self._interior, self._outputs, self._recorded = region.interior, region.outputs, region.recorded
         self.tapes = tapes
         # Eager tensors that came in as lazy ones, as which the tapes know them.
         self.aliases = {id(a._value): a for a in arguments if type(a) is LazyTensor and a._value is not None}
@@ -90,6 +95,20 @@ class RegionEntry:
     def identity(self) -> Any:
         """Returns what this did, as far as it does not follow from the tensors given."""
         return self.region, self.version
+
+    def keep(self) -> None:
+        """Makes the tensors that a tape would hold: before their segment is carried out, so that they get values.
+
+        Not before that: a known gradient needs none of them, and they are most of what a region on a tape would make.
+        """
+        values, self._values = self._values, None
+        if values is None:
+            return
+        base = self._run.cursor.base
+        for number in self._interior:
+            if number not in self.tensors:
+                lazy = new_lazy(self._outputs[number], base + number, self._run)
+                values[number] = self.tensors[number] = lazy
 
     def goes_into(self, region: Region) -> None:
         """Lets a gradient's region end with this one."""
@@ -116,7 +135,8 @@ class RegionEntry:
 
     def record(self, constant: Callable[[Any, Any], Any]) -> None:
         """Puts the region's operations on the active tapes."""
-        for step in self.region.recorded:
+        self.keep()
+        for step in self._recorded:
             args: list[Any] = []
             for i, slot in enumerate(step.slots):
                 if slot == LIST:
@@ -133,8 +153,7 @@ class RegionEntry:
             return self.aliases.get(id(real), real)
         tensor = self.tensors.get(slot)
         if tensor is None:  # nobody will ever ask for its value: tapes hold those that they need
-            out = self.region.outputs[slot]
-            tensor = self.tensors[slot] = new_lazy(out, -1, None)
+            tensor = self.tensors[slot] = new_lazy(self._outputs[slot], -1, None)
         return tensor
 
 

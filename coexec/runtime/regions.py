@@ -128,10 +128,14 @@ class Arguments:
         self._end = cursor.step.end
         self._externals = cursor.externals
         self._constant_of = cursor.constant_of
-        self.tensors: list[Any] = []  # lazy tensors of the running segment, else eager ones
+        self.tensors: list[Any] = []  # lazy tensors of the running segment, constants, else eager ones
         self.given: list[Any] = []  # the same as the program gave them, which is how tapes know them
         self.consts: list[Const | None] = []  # the values of those that operations may take for constants
         self.anchors: list[Any] = []  # objects that count by identity
+
+    def settle(self) -> None:
+        """Gives constants their values, for what compares tensors by identity."""
+        self.tensors = [v.resolve() if type(v) is LazyTensor and v._out.const is not None else v for v in self.tensors]
 
     def key(self, value: Any) -> Any:
         """Returns a hashable stand-in of a value, equal exactly where the library would do the same."""
@@ -159,9 +163,12 @@ class Arguments:
         if type(value) is LazyTensor:
             out = value._out
             if out.const is not None:
-                real = value.resolve()
-                known = next((k for k, external in enumerate(self._externals) if external is real), None)
-                return "constant", known, self._add(real, given, out.const), out.spec.enum, out.spec.shape
+                # What has no value yet is no feed either; giving it one would be most of what a region costs.
+                real, known = value._value, None
+                if real is not None:
+                    known = next((k for k, external in enumerate(self._externals) if external is real), None)
+                number = self._add(value if real is None else real, given, out.const)
+                return "constant", known, number, out.spec.enum, out.spec.shape
             place = value._key - self._base
             if value._value is None and 0 <= place < self._end:
                 self._add(value, given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 import weakref
@@ -32,7 +33,7 @@ class Thresholds:
 
     visits: int = 2
     small: int = 8  # operations: fewer are never launched as a graph
-    price: float = 5e-3  # seconds for each operation: what a segment must have taken before XLA is asked
+    price: float = 2e-3  # seconds for each operation: what a segment must have taken before XLA is asked
     at_once: bool = False  # XLA is asked first, and waited for
 
 
@@ -48,6 +49,9 @@ OFTEN = 32  # visits
 # The tensors read behind a cut may differ from call to call; after this many widenings all are given out.
 MAX_WIDENINGS = 4
 
+# Executables of one function; beyond, those launched longest ago go, and are compiled anew if they come again.
+MAX_EXECUTABLES = 1000
+
 # So often may the checks of an XLA executable fail where no operation fails eagerly (a cast that wraps around, say).
 MAX_ALARMS = 4
 _ALARM = "its checks keep failing, though no operation fails"
@@ -62,6 +66,7 @@ class Segments:
         self.has_regions = False  # whether some library call has been jumped over
         self.told: set[Any] = set()  # what the ledger has been told of library calls
         self._on_cpu = not tf.config.list_physical_devices("GPU")
+        self._clock = itertools.count()
         self._began = time.monotonic()
         self._spent = 0.0  # seconds, for compiling
         self._lock = threading.RLock()
@@ -78,6 +83,7 @@ class Segments:
         if compiled is None:
             compiled = last.executables = Compiled()
             self._all.append(compiled)
+        compiled.used = next(self._clock)
         executable, failure = None, None
         if not compiled.refused:
             executable = compiled.next()
@@ -203,6 +209,11 @@ class Segments:
             return None
         self._executables[backend, plan.content] = executable
         self.ledger.compiled(plan.live)
+        if len(self._executables) > MAX_EXECUTABLES:
+            with self._lock:
+                held = [c for c in self._all if c.executable is not None or c.rival is not None]
+                for compiled in sorted(held, key=lambda c: c.used)[: len(held) // 4 + 1]:
+                    compiled.widen()
         return executable
 
     def _consider_xla(self, compiled: Compiled, last: Step) -> None:

@@ -111,6 +111,11 @@ class Tapes:
         """Lets the records of a library call wait."""
         self.entries.append(entry)
 
+    def keep(self) -> None:
+        """Makes what waiting records will need of the segment that ends now."""
+        for entry in self.entries:
+            entry.keep()
+
     def catch_up(self) -> None:
         """Puts everything that waits on the tapes that were active when it was issued."""
         pending, self._done = self.entries[self._done :], len(self.entries)

@@ -29,6 +29,7 @@ class Compiled:
     alarms: int = 0
     refused: bool = False  # nothing can be compiled: its operations run one by one
     asked: bool = False  # XLA was asked, or never will be
+    used: int = 0  # when it was last run, as a number that grows
     seconds: float = 0.0  # spent on running this segment since it last changed
     _times: tuple[list[float], list[float]] = ([], [])
 

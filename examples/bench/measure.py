@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import coexec
+from coexec.compile.background import background
 from examples.bench.cases import Case, Program
 
 WRAPPERS: dict[str, Callable] = {
@@ -28,6 +29,7 @@ WRAPPERS: dict[str, Callable] = {
 }
 COMPARED_CALLS = 5
 STEADY_CALLS = 10  # calls that are all followed, with nothing compiled, before the measurement starts
+STEADY_SECONDS = 2.0  # that they take at least, for what is compiled only once it has taken some time
 LONGEST_WARM_UP = 30.0  # seconds, for compilers that work in the background
 WARM_UP_CALLS = 100  # where nothing will ever be followed
 
@@ -137,13 +139,17 @@ def prepare(build: Callable[[], Program], name: str, wrap: Callable[[Callable], 
 def warm_up(variant: Variant, case: Case) -> int:
     """Calls until the function is followed steadily, or gives up; returns how many calls it took."""
     calls = steady = 0
-    deadline = time.monotonic() + LONGEST_WARM_UP
-    while steady < STEADY_CALLS and time.monotonic() < deadline and (case.follows or calls < WARM_UP_CALLS):
+    changed = began = time.monotonic()
+    while time.monotonic() < began + LONGEST_WARM_UP and (case.follows or calls < WARM_UP_CALLS):
         before = variant.stats
         variant.call()
         after = variant.stats
         calls += 1
-        steady = steady + 1 if after.followed > before.followed and after.compiles == before.compiles else 0
+        steady = steady + 1 if after.followed > before.followed else 0
+        if after.compiles > before.compiles or not background.wait(0):
+            steady, changed = 0, time.monotonic()
+        if steady >= STEADY_CALLS and time.monotonic() > changed + STEADY_SECONDS:
+            break
     return calls
 
 

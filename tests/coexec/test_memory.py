@@ -1,0 +1,77 @@
+"""Memory: what is compiled is bounded and released, and user objects are not kept."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import coexec
+from coexec import testing
+from coexec.runtime import segments
+from tests.coexec.test_backoff import segments as registered
+
+X = tf.constant([-1.0, 2.0, -3.0])
+
+
+@pytest.fixture(autouse=True)
+def compiled():
+    """Every segment is launched, however small."""
+    with testing.compile_everything():
+        yield
+
+
+def powers(x, count):
+    """Another segment for each count."""
+    for _ in range(count):
+        x = tf.tanh(x * 1.1)
+    return x
+
+
+def test_the_least_recently_launched_go(monkeypatch):
+    """Beyond a bound executables are released; what comes again is compiled again, and right."""
+    monkeypatch.setattr(segments, "MAX_EXECUTABLES", 10)
+    gc.collect()
+    before = registered()
+    fn = coexec.function(powers, jit_compile=False)
+    for count in range(1, 41):
+        for _ in range(3):
+            np.testing.assert_allclose(fn(X, count).numpy(), powers(X, count).numpy(), rtol=1e-5)
+    gc.collect()
+    assert 0 < registered() - before <= 10
+    compiles = fn.stats().compiles
+    fn(X, 40)
+    assert fn.stats().compiles == compiles  # the last is still there
+    np.testing.assert_allclose(fn(X, 1).numpy(), powers(X, 1).numpy(), rtol=1e-5)
+    assert fn.stats().compiles == compiles + 1
+
+
+def test_clear_releases_all_functions():
+    """`coexec.clear()` takes what was compiled for every function out of TensorFlow's runtime; they go on."""
+    functions = [coexec.function(powers, jit_compile=False) for _ in range(3)]
+    for fn in functions:
+        for _ in range(3):
+            fn(X, 5)
+    before = registered()
+    coexec.clear()
+    gc.collect()
+    assert registered() <= before - 3
+    for fn in functions:
+        np.testing.assert_allclose(fn(X, 5).numpy(), powers(X, 5).numpy(), rtol=1e-5)
+        assert fn.stats().recorded == 2
+
+
+def test_a_dropped_function_is_released():
+    """A function that nobody holds any more leaves nothing in TensorFlow's runtime."""
+    gc.collect()
+    before = registered()
+    fn = coexec.function(lambda x: powers(x, 6), jit_compile=False)
+    for _ in range(3):
+        fn(X)
+    assert registered() > before
+    gone = weakref.ref(fn)
+    del fn
+    gc.collect()
+    assert gone() is None
+    assert registered() <= before
