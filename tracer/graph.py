@@ -188,6 +188,15 @@ def _needs_exact_attrs(attrs: tuple[Any, ...]) -> bool:
     return any(a == 0.0 and isinstance(a, float) for a in attrs)
 
 
+def spec_of_constant(step: Step, *path: int) -> Spec | None:
+    """Returns the spec of a step's constant input, or item of a list; None where its value matters for shapes."""
+    assert step.variant is not None
+    part: Any = step.variant.key
+    for n in path:
+        part = part[n]
+    return part if isinstance(part, Spec) else None
+
+
 class TraceGraph:
     """All traces of one function, merged. `str(graph)` prints it; `tracer.show.parse` reads that back."""
 

@@ -135,6 +135,14 @@ def _placed(handler: Handler) -> bool:
     return context.context().device_name != handler.device
 
 
+def answering_handler() -> Handler | None:
+    """Returns the thread's handler if operations issued now are its to answer: eager ones, where the call computes."""
+    handler = _thread.handler
+    if handler is None or (handler.device is not None and _placed(handler)) or not context.executing_eagerly():
+        return None
+    return handler
+
+
 # The hooks.
 
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tracer.inputs import natural_enum
 from tracer.op import signature_of
-from tracer.private import op_def_library
+from tracer.private import op_def_library, types_pb2
 from tracer.spec import Spec, intern_spec
 
 
@@ -36,12 +36,16 @@ class Symbol:
 
 def write_constant(node: Any, value: Any, enum: int) -> Symbol:
     """Makes `node`, which has a name, one that gives a Python value as a tensor of this dtype."""
-    proto = tf.make_tensor_proto(value, tf.dtypes.as_dtype(enum))
+    given = value
+    if enum == types_pb2.DT_HALF and not isinstance(value, (np.ndarray, np.generic)):
+        with np.errstate(over="ignore"):  # TensorFlow rounds Python's numbers twice
+            given = np.asarray(value, np.float32)
+    proto = tf.make_tensor_proto(given, tf.dtypes.as_dtype(enum))
     node.op = "Const"
     node.attr["dtype"].type = enum
     node.attr["value"].tensor.CopyFrom(proto)
     spec = intern_spec(enum, tuple(d.size for d in proto.tensor_shape.dim))
-    return Symbol(f"{node.name}:output:0", spec, "Const", [])
+    return Symbol(f"{node.name}:output:0", spec, "Const", [value])
 
 
 def write_operation(

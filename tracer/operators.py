@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tracer.intercept import current_handler
+from tracer.intercept import answering_handler
 from tracer.lazy import LazyTensor
 from tracer.private import EagerTensor, ops
 
@@ -43,7 +43,7 @@ _LARGEST = 1 << 24  # whole numbers below are exact in each of these
 def _answered(op: str, operator: Callable[[Any, Any], Any], reflected: bool) -> Callable[[Any, Any], Any]:
     @functools.wraps(operator)
     def answered(self: Any, other: Any) -> Any:
-        handler = current_handler()
+        handler = answering_handler()
         if handler is not None:
             operand = _operand(self, other, handler)
             if operand is not None:
@@ -58,7 +58,7 @@ def _answered(op: str, operator: Callable[[Any, Any], Any], reflected: bool) -> 
 def _indexed(operator: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(operator)
     def indexed(self: Any, index: Any, *rest: Any, **more: Any) -> Any:
-        handler = current_handler()
+        handler = answering_handler()
         if handler is not None:
             given = _slice(index)
             if given is not None:

@@ -40,11 +40,15 @@ class Background:
         with self._changed:
             if self._ended or len(self._waiting) >= self.MAX_WAITING:
                 return False
+            if self._thread is None:
+                thread = threading.Thread(target=self._work, name="coexec-compiler", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # no more threads are to be had
+                    return False
+                self._thread = thread
             self._waiting.append((what, job))
             self._changed.notify_all()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="coexec-compiler", daemon=True)
-                self._thread.start()
             return True
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -64,8 +68,8 @@ class Background:
             began = time.monotonic()
             notice = threading.Timer(LONG, _log.warning, (f"{what}: takes more than {LONG:.0f} s, in the background",))
             notice.daemon = True
-            notice.start()
             try:
+                notice.start()
                 job()
             except Exception:
                 _log.exception("%s failed; the program goes on without it", what)

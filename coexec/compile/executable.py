@@ -35,6 +35,7 @@ class Executable:
     def __init__(self, plan: Plan, backend: str) -> None:
         self.backend = backend
         self.outputs = plan.outputs
+        self.given = frozenset(plan.outputs)
         self.feeds = plan.feeds
         self.ops = plan.live
         self.name = f"coexec_segment_{next(_names)}"

@@ -14,9 +14,10 @@ from coexec.lowering.checks import check
 from coexec.lowering.failures import can_fail, needs_check
 from coexec.lowering.plan import Plan
 from coexec.lowering.rewrites import as_kernel
-from tracer.graph import LIST, Step
+from tracer.graph import LIST, Step, spec_of_constant
 from tracer.inputs import natural_enum
 from tracer.nodedef import Symbol, grouped
+from tracer.op import Const
 from tracer.spec import RESOURCE, Spec, intern_spec
 
 _ADD = {"AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}
@@ -109,8 +110,15 @@ class Emitter:
     def _input(self, step: Step, i: int, slot: int) -> Any:
         if slot == LIST:
             slots, consts = step.lists[i]
-            return [consts[j].value if j in consts else self._tensor(s) for j, s in enumerate(slots)]
-        return step.consts[i].value if i in step.consts else self._tensor(slot)
+            return [
+                self._constant(consts[j], step, i, j) if j in consts else self._tensor(s) for j, s in enumerate(slots)
+            ]
+        return self._constant(step.consts[i], step, i) if i in step.consts else self._tensor(slot)
+
+    def _constant(self, const: Const, step: Step, *path: int) -> Any:
+        """Returns a constant as a tensor of the dtype that it was recorded with; integers may stand for shapes."""
+        spec = spec_of_constant(step, *path)
+        return const.value if spec is None else self.body.constant(const.value, spec.enum)
 
     def _tensor(self, slot: int) -> Symbol:
         return self.values[slot] if slot >= 0 else self.feeds[-1 - slot]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
+
+import tensorflow as tf
 
 from coexec.lowering.failures import RANDOM, can_fail, needs_check
 from tracer.graph import Step
@@ -35,6 +38,12 @@ class Plan:
     def content(self) -> Any:
         """What the executable depends on, without the places: segments of equal content share one."""
         return tuple(_content(s) for s in self.steps), self.feeds, self.outputs
+
+    @property
+    def size(self) -> int:
+        """How many bytes its feeds have, and the variables behind them."""
+        held = [spec.handle[0] if spec.handle else (spec.enum, spec.shape) for spec in self.feeds]
+        return sum(math.prod(shape or ()) * max(tf.dtypes.as_dtype(enum).size, 1) for enum, shape in held)
 
     @property
     def live(self) -> int:

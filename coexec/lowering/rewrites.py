@@ -23,7 +23,7 @@ from tracer.spec import Spec
 _ARITHMETIC = frozenset({"Add", "AddV2", "Sub", "Mul", "RealDiv", "Div", "AddN"})
 
 # Results that are constants whatever they were made of, or where this input is one.
-_FILLS = {"ZerosLike": None, "OnesLike": None, "Fill": 1, "BroadcastTo": 0, "Tile": 0}
+_FILLS = {"Const": 0, "ZerosLike": None, "OnesLike": None, "Fill": 1, "BroadcastTo": 0, "Tile": 0}
 
 _POWERS = frozenset({"Exp", "Pow", "Sqrt", "Rsqrt", "Square", "RealDiv", "Div", "Reciprocal", "Inv"})
 

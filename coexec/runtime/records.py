@@ -38,9 +38,6 @@ class Entry:
     def goes_into(self, region: Any) -> None:
         """Operations never end."""
 
-    def keep(self) -> None:
-        """Operations have made their tensors."""
-
     def given(self) -> list[Any]:
         """Returns the tensors given."""
         arity = self.step.arity

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from tracer.graph import LIST, Step
+from tracer.graph import CONST, LIST, Step, spec_of_constant
 from tracer.inputs import python_spec
 from tracer.intercept import fast_execute, flat_outputs, handling, make_constant, run_execute
 from tracer.lazy import eager_constant
 from tracer.location import raise_at
-from tracer.op import signature_of
+from tracer.op import Const, signature_of
 from tracer.private import context, core, record
 
 
@@ -87,8 +87,20 @@ def _made(inputs: list[Any]) -> list[Any]:
 def _input(step: Step, i: int, slot: int, real: list[Any], feeds: list[Any]) -> Any:
     if slot == LIST:
         slots, consts = step.lists[i]
-        return [consts[j].value if j in consts else _tensor(s, real, feeds) for j, s in enumerate(slots)]
-    return step.consts[i].value if i in step.consts else _tensor(slot, real, feeds)
+        return [
+            _constant(consts[j], step, i, j) if j in consts else _tensor(s, real, feeds) for j, s in enumerate(slots)
+        ]
+    return _constant(step.consts[i], step, i) if i in step.consts else _tensor(slot, real, feeds)
+
+
+def _constant(const: Const, step: Step, *path: int) -> Any:
+    """Returns a constant; as a tensor, where TensorFlow could not tell its dtype from the other inputs."""
+    value = const.value
+    if isinstance(value, (np.ndarray, np.generic)) or all(slot in (CONST, LIST) for slot in step.slots):
+        spec = spec_of_constant(step, *path)
+        if spec is not None:
+            return make_constant(value, spec.dtype)
+    return value
 
 
 def _tensor(slot: int, real: list[Any], feeds: list[Any]) -> Any:

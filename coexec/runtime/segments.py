@@ -52,6 +52,9 @@ MAX_WIDENINGS = 4
 # Executables of one function; beyond, those launched longest ago go, and are compiled anew if they come again.
 MAX_EXECUTABLES = 1000
 
+# Bytes that a segment takes in: XLA compiles it beside the program by a launch on as many of its own.
+MAX_SIZE = 1 << 30
+
 # So often may the checks of an XLA executable fail where no operation fails eagerly (a cast that wraps around, say).
 MAX_ALARMS = 4
 _ALARM = "its checks keep failing, though no operation fails"
@@ -67,6 +70,7 @@ class Segments:
         self.told: set[Any] = set()  # what the ledger has been told of library calls
         self._on_cpu = not tf.config.list_physical_devices("GPU")
         self._clock = itertools.count()
+        self._generation = 0  # of all that is compiled
         self._began = time.monotonic()
         self._spent = 0.0  # seconds, for compiling
         self._lock = threading.RLock()
@@ -87,7 +91,7 @@ class Segments:
         executable, failure = None, None
         if not compiled.refused:
             executable = compiled.next()
-            if executable is None or not compiled.wanted.issuperset(alive):
+            if executable is None or not executable.given.issuperset(alive):
                 executable = self._compile(compiled, last, alive)
             if executable is not None:
                 failure = self._launch(executable, feeds, values, compiled, last)
@@ -121,7 +125,7 @@ class Segments:
                 self.ledger.cause(Kind.BACKEND, outcome, _place(last))
         if results is None:
             return _ALARM
-        for number, tensor in zip(executable.outputs, results, strict=False):
+        for number, tensor in zip(executable.outputs, results, strict=True):
             lazy = values[number]
             if lazy is not None:
                 lazy._value = tensor
@@ -150,18 +154,18 @@ class Segments:
 
     def _compile(self, compiled: Compiled, last: Step, alive: list[int]) -> Executable | None:
         """Returns an executable that gives out what is alive, if the segment is worth one by now."""
-        compiled.wanted.update(alive)
-        if compiled.executable is not None:
-            compiled.widen()
-            compiled.widenings += 1
-            if compiled.widenings > MAX_WIDENINGS:
-                compiled.wanted = {
-                    s.first + n for s in last.chain() for n, o in enumerate(s.outputs) if o.const is None
-                }
-        if not self._is_worth_it(last):
-            return None
         jit = self.options.jit_compile
         with self._lock, handling(None):
+            compiled.wanted.update(alive)
+            if compiled.executable is not None:
+                compiled.widen()
+                compiled.widenings += 1
+                if compiled.widenings > MAX_WIDENINGS:
+                    compiled.wanted = {
+                        s.first + n for s in last.chain() for n, o in enumerate(s.outputs) if o.const is None
+                    }
+            if not self._is_worth_it(last):
+                return None
             before = time.monotonic()
             if (jit is True or (thresholds.at_once and jit == "auto")) and not compiled.asked:
                 compiled.asked = True
@@ -181,7 +185,10 @@ class Segments:
         plan = self._plan(compiled, last, backend)
         if plan is None:
             return None
-        return self._shared(plan, backend) or self._new(plan, backend, _place(last))
+        executable = self._shared(plan, backend) or self._new(plan, backend, _place(last))
+        if executable is not None:
+            self._register(plan, executable)
+        return executable
 
     def _plan(self, compiled: Compiled, last: Step, backend: str) -> Plan | None:
         """Returns what the backend is to compile; None, with the reason kept, if it cannot or need not."""
@@ -207,18 +214,23 @@ class Segments:
             kind = Kind.XLA if backend == "xla" else Kind.IMPERATIVE
             self.ledger.cause(kind, f"{type(error).__name__}: {str(error)[:300]}", place)
             return None
-        self._executables[backend, plan.content] = executable
         self.ledger.compiled(plan.live)
+        return executable
+
+    def _register(self, plan: Plan, executable: Executable) -> None:
+        """Lets segments of equal content share an executable; beyond a bound, others go."""
+        self._executables[executable.backend, plan.content] = executable
         if len(self._executables) > MAX_EXECUTABLES:
             with self._lock:
                 held = [c for c in self._all if c.executable is not None or c.rival is not None]
                 for compiled in sorted(held, key=lambda c: c.used)[: len(held) // 4 + 1]:
                     compiled.widen()
-        return executable
 
     def _consider_xla(self, compiled: Compiled, last: Step) -> None:
         """Asks XLA for a segment that has taken enough time to pay for it, in the background."""
-        if compiled.asked or compiled.seconds < thresholds.price * last.live or last.visits < thresholds.visits:
+        if compiled.asked or compiled.refused or compiled.seconds < thresholds.price * last.live:
+            return
+        if last.visits < thresholds.visits:
             return
         compiled.asked = True
         if self.options.jit_compile != "auto" or is_op_determinism_enabled():
@@ -227,25 +239,34 @@ class Segments:
             plan = self._plan(compiled, last, "xla")
             if plan is None:
                 return
+            if plan.size > MAX_SIZE:
+                text = "it is too large to be compiled beside the program; jit_compile=True has it compiled at once"
+                self.ledger.cause(Kind.XLA, text, _place(last))
+                return
             shared = self._shared(plan, "xla")
         if shared is not None:
             compiled.compete(shared, self._on_cpu)
             return
-        place, device = _place(last), context.context().device_name
+        place, device, generation = _place(last), context.context().device_name, self._generation
 
         def compile_by_xla() -> None:
-            executable = self._new(plan, "xla", place)
+            if generation != self._generation:  # all was cleared meanwhile
+                return
+            executable = self._shared(plan, "xla") or self._new(plan, "xla", place)
             if executable is None:
                 return
-            try:
-                executable.prepare(device)
-            except Exception as error:
-                self.ledger.cause(Kind.XLA, str(error).partition("\n")[0][:300] or type(error).__name__, place)
-                return
-            executable.launches = 1
+            if executable.launches == 0:
+                try:
+                    executable.prepare(device)
+                except Exception as error:
+                    self.ledger.cause(Kind.XLA, str(error).partition("\n")[0][:300] or type(error).__name__, place)
+                    return
+                executable.launches = 1
             with self._lock:
-                if compiled.asked and compiled.wanted == set(plan.outputs):  # else it has changed meanwhile
-                    compiled.compete(executable, self._on_cpu)
+                if generation == self._generation:
+                    self._register(plan, executable)
+                    if compiled.asked and compiled.wanted == executable.given:  # else it has changed meanwhile
+                        compiled.compete(executable, self._on_cpu)
 
         if not background.submit(f"compiling {plan.live} operations before {place} by XLA", compile_by_xla):
             compiled.asked, compiled.seconds = False, 0.0  # later, perhaps
@@ -253,9 +274,9 @@ class Segments:
     def clear(self) -> None:
         """Lets go of every executable; one that a running call launches is released after it."""
         with self._lock:
+            self._generation += 1
             for compiled in self._all:
                 compiled.widen()
-                compiled.asked = True
             self._all.clear()
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from coexec.runtime.records import Constant, Entry, record_on_tapes
 from tracer.graph import CONST, LIST, Step
 from tracer.intercept import tape_is_empty
+from tracer.lazy import LazyTensor, Output
 from tracer.private import EagerTensor, pywrap_tfe
 
 
@@ -27,6 +28,7 @@ class Tapes:
         self.known: list[Any] = []  # every tape that was opened in this call, in order
         self.active: tuple[int, ...] = ()
         self.entries: list[Any] = []
+        self._added: list[Any] = []  # those of library calls in the running segment
         self.waiting = False  # whether records wait
         self._done = 0  # entries that are on their tapes
         self._direct: set[int] = set()  # tapes with records that never were entries
@@ -61,7 +63,10 @@ class Tapes:
         self.active = tuple(n for n in self.active if self.known[n] is not tape)
 
     def watched(self, tape: Any, tensor: Any) -> None:
-        """A tape was told to watch a tensor."""
+        """A tape was told to watch a tensor; a constant is fed from now on: it is not any other of its value."""
+        if type(tensor) is LazyTensor and tensor._out.const is not None:
+            tensor.resolve()
+            tensor._out = Output(tensor._out.spec, None, tensor._out.node)
         self._watches.append((self.number(tape), tensor))
 
     def number(self, tape: Any) -> int:
@@ -110,11 +115,14 @@ class Tapes:
     def add(self, entry: Any) -> None:
         """Lets the records of a library call wait."""
         self.entries.append(entry)
+        self._added.append(entry)
 
     def keep(self) -> None:
         """Makes what waiting records will need of the segment that ends now."""
-        for entry in self.entries:
-            entry.keep()
+        added, self._added = self._added, []
+        for entry in added:
+            if not self._finished.issuperset(entry.tapes):
+                entry.keep()
 
     def catch_up(self) -> None:
         """Puts everything that waits on the tapes that were active when it was issued."""
@@ -178,7 +186,7 @@ class Tapes:
 
     def close(self) -> None:
         """Lets go of everything."""
-        self.known, self.entries, self._watches = [], [], []
+        self.known, self.entries, self._added, self._watches = [], [], [], []
         del self._constant
 
     # What a tape has seen, in a form that can be compared from call to call.

@@ -31,7 +31,7 @@ class Compiled:
     asked: bool = False  # XLA was asked, or never will be
     used: int = 0  # when it was last run, as a number that grows
     seconds: float = 0.0  # spent on running this segment since it last changed
-    _times: tuple[list[float], list[float]] = ([], [])
+    _times: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
 
     def widen(self) -> None:
         """Starts anew, as other tensors are read behind the cut than what was compiled gives out."""

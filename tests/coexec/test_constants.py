@@ -1,0 +1,110 @@
+"""Constants: of the dtype and to the bit what eager makes of them, wherever they end up."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import coexec
+from coexec import testing
+from tests.coexec import run_both
+
+CALLS = [(i,) for i in range(6)]
+MODES = ("auto", True, False)
+
+
+@pytest.fixture(autouse=True)
+def compiled():
+    """Every segment is launched, however small."""
+    with testing.compile_everything():
+        yield
+
+
+def fed(values, dtype=tf.float32):
+    """A tensor that no compiler may fold."""
+    return tf.identity(tf.constant(values, dtype))
+
+
+DOUBLE = tf.constant([0.1 + 1e-10], tf.float64)
+SINGLE = tf.constant([0.1])
+
+
+@pytest.mark.parametrize("jit", MODES)
+@pytest.mark.parametrize(
+    "operation",
+    [
+        pytest.param(lambda: tf.cast(tf.less(np.array([0.1]), tf.constant([0.1])), tf.float32) * fed([2.0]),
+                     id="array-and-tensor"),
+        pytest.param(lambda: tf.cast(tf.less(0.1, tf.constant([0.1 + 1e-10], tf.float64)), tf.float32) * fed([2.0]),
+                     id="number-and-double"),
+        pytest.param(lambda: tf.maximum(0.1, tf.constant([0.05], tf.float64)) * fed([3.0], tf.float64),
+                     id="number-and-smaller-double"),
+        pytest.param(lambda: tf.add_n([tf.constant([0.1], tf.float64), tf.constant([0.2], tf.float64)])
+                     + fed([1.0], tf.float64), id="list-of-doubles"),
+        pytest.param(lambda: tf.stack([0.1, 0.2]) * fed([1.0, 2.0]), id="list-of-numbers"),
+        pytest.param(lambda: tf.raw_ops.Mul(x=fed([1.0], tf.float16), y=1 + 2.0**-11 + 2.0**-30), id="half"),
+        pytest.param(lambda: tf.raw_ops.Mul(x=fed([1.0], tf.bfloat16), y=1 + 2.0**-9 + 2.0**-30), id="bfloat16"),
+        pytest.param(lambda: tf.constant(2, tf.int64) * tf.identity(tf.constant([3], tf.int64)), id="int64"),
+        pytest.param(lambda: tf.complex(1.0, 2.0) * tf.cast(fed([1.0]), tf.complex64), id="complex"),
+    ],
+)  # fmt: skip
+def test_dtypes(operation, jit):
+    """Where all inputs are constants, tensors among them say the dtype, not arrays and numbers."""
+    run_both(lambda function: function(lambda _: operation()), CALLS, jit_compile=jit)
+
+
+@pytest.mark.parametrize("jit", MODES)
+def test_constants_that_variables_hold(jit):
+    """XLA merges no constants that come by way of a variable, and keeps the sign of zero."""
+
+    def program(function):
+        v, w = tf.Variable([0.0]), tf.Variable([0.0, 0.0])
+
+        def step(i):
+            v.assign(fed([1.0]))
+            v.assign_add([1e8])
+            v.assign_sub([1e8])
+            w.assign(fed([-0.0, 1.0]) * 1.0)
+            w.assign_add([0.0, 0.0])
+            kept = v + 0.0
+            v.assign([1e8])
+            return kept, 1.0 / w, (fed([1.0]) + v) - v
+
+        return function(step)
+
+    run_both(program, CALLS, jit_compile=jit)
+
+
+def test_a_tape_that_watches_a_constant():
+    """The gradient with respect to a constant that a layer is given is there in every call."""
+    import keras
+
+    layer = keras.layers.Dense(2)
+    layer.build((None, 2))
+
+    def step(reads):
+        c = tf.constant([[1.0, 2.0]])
+        with tf.GradientTape() as tape:
+            tape.watch(c)
+            y = layer(c)
+            if reads:
+                float(y[0, 0])
+        return tape.gradient(y, c)
+
+    for reads in (False, True):
+        fn = coexec.function(step)
+        for _ in range(16):
+            np.testing.assert_allclose(fn(reads).numpy(), step(reads).numpy(), rtol=1e-6)
+
+
+def test_indices_inside_of_a_traced_function():
+    """An index of an eager tensor inside of a function that is being traced belongs to that function."""
+    x = tf.reshape(tf.range(6.0), [2, 3])
+
+    def step(i):
+        total = x[0] * 2.0
+        inner = tf.function(lambda y: y + x[1] + (total * 1.0)[0])
+        return inner(total) + x[1]
+
+    fn = coexec.function(step)
+    for i in range(4):
+        np.testing.assert_array_equal(fn(i).numpy(), step(i).numpy())
