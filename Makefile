@@ -12,12 +12,15 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 # It pins TensorFlow's threads to one core as soon as scikit-learn's OpenMP is loaded.
 unexport OMP_PROC_BIND
 
-.PHONY: help demo test check bench bench-all clean
+.PHONY: help demo test test-kills fuzz soak check bench bench-all clean
 
 help:
 	@echo "make demo       train a classifier eagerly and co-executed, and compare"
 	@echo "make test       all tests"
+	@echo "make test-kills kills training 20 times in each of five ways, and compares where it gets to"
+	@echo "make fuzz       10,000 random programs, eager and co-executed, some hours; ARGS=\"--programs=N --seed=S\""
 	@echo "make check      lint, types, architecture and the tiny test: about a minute"
+	@echo "make soak       100,000 calls, 10,000 shapes, 1,000 models in one process, whose memory must stay flat"
 	@echo "make bench      the benchmark table; ARGS=--quick, --case=NAME, --profile, --write-readme, --peers"
 	@echo "make bench-all  the programs of the papers, about an hour; ARGS=--write, --program=NAME, --rounds=N, --json=FILE"
 	@echo "make clean      remove .venv and every cache"
@@ -29,10 +32,19 @@ demo: $(STAMP)
 test: $(STAMP)
 	@$(BIN)/python -m pytest -n 2 $(ARGS)
 
+test-kills: $(STAMP)
+	@COEXEC_KILLS=20 $(BIN)/python -m pytest tests/coexec/training/test_resume.py $(ARGS)
+
+fuzz: $(STAMP)
+	@$(BIN)/python -m tests.fuzz $(ARGS)
+
 check: $(STAMP)
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest tests/test_architecture.py tests/test_tiny.py $(ARGS)
+
+soak: $(STAMP)
+	@$(BIN)/python examples/soak.py $(ARGS)
 
 bench: $(STAMP)
 	@$(BIN)/python -m examples.bench $(ARGS)

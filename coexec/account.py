@@ -15,26 +15,36 @@ ALLOWANCE = 24
 SHARE = 0.01
 
 MIN_PAUSE, MAX_PAUSE = 32, 512  # calls
+# What the calls that are followed between pauses may cost over plain ones, as a share of the time.
+TRIES_SHARE = 0.04
 
 # Calls that are followed after a pause: what has become stable is recorded, wired and compiled, one after the other.
 TRIES = 4
+
+# How many plain calls are known, and how many followed ones lie between the first of them, twice as many each time:
+# two in a row may both have met a busy moment, and what seems slow would be left behind for good.
+KNOWN, AGAIN = 8, 2
 
 
 class Account:
     """What following has saved over plain calls, less what it has cost, in seconds; in debt, most calls run plainly.
 
-    Nothing is timed until there is doubt. Then two plain calls say what a call takes, and whatever calls run plainly
-    later. In debt, a few calls are followed now and then: if none was faster than a plain call, the next run plainly
-    for twice as long as before; each one that was halves that.
+    Nothing is timed until there is doubt. Then two plain calls say what a call takes, a few more at growing distances,
+    and whatever calls run plainly later. In debt, a few calls are followed now and then: if none was faster than a
+    plain call, the next run plainly for twice as long as before, or longer if these cost more than their share; each
+    one that was halves that.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._plain: deque[float] = deque(maxlen=8)
+        self._plain: deque[float] = deque(maxlen=KNOWN)
         self._before: deque[float] = deque(maxlen=64)  # what followed calls took before there was a plain one
         self._doubt = 0.0
         self._balance = 0.0
-        self._tries = 1
+        self._tries = TRIES
+        self._since = 0  # how many calls were followed since a plain one
+        self._again = AGAIN  # after how many of those a plain one is timed
+        self._lost = 0.0  # by the tries since the last pause
         self.pause = 0  # how many calls ran plainly last time
         self.paused = 0  # how many still will
 
@@ -52,6 +62,7 @@ class Account:
         """Notes a call that ran plainly."""
         with self._lock:
             self._plain.append(seconds)
+            self._since = 0
             self._balance = min(self._balance + SHARE * seconds, self._most())
             if self._before and len(self._plain) > 1:
                 plain = self._per_call()
@@ -69,19 +80,27 @@ class Account:
                 return False
             plain = self._per_call()
             self._balance = max(min(self._balance + plain - seconds, self._most()), -ALLOWANCE * plain)
+            self._since += 1
+            if self._since >= self._again and len(self._plain) < KNOWN:
+                self._again *= 2
+                self.paused = 1
             if seconds < plain:
                 self.pause //= 2
-                self._tries = TRIES
+                self._tries, self._lost = TRIES, 0.0
                 return False
-            self._tries -= self._balance < 0
+            if self._balance >= 0:
+                return False
+            self._tries -= 1
+            self._lost += seconds - plain
             if self._tries > 0:
                 return False
-            self._tries = TRIES
-            self.pause = self.paused = min(max(MIN_PAUSE, 2 * self.pause), MAX_PAUSE)
+            share = round(self._lost / (TRIES_SHARE * plain))
+            self._tries, self._lost = TRIES, 0.0
+            self.pause = self.paused = min(max(MIN_PAUSE, 2 * self.pause, share), MAX_PAUSE)
             return True
 
     def _per_call(self) -> float:
-        return statistics.median(self._plain)
+        return statistics.median_low(self._plain)
 
     def _most(self) -> float:
         return 2 * ALLOWANCE * self._per_call()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import sys
 import types
@@ -10,19 +11,55 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Literal, overload
 
+import tensorflow as tf
+
 from coexec.arguments import with_signature
+from coexec.compile.store import store
 from coexec.controller import Controller
+from coexec.dynamic import Dynamic
 from coexec.events import Stats
+from coexec.export import refuse, to_tf_function
 from coexec.options import Options
+from tracer import library
 from tracer.graph import TraceGraph
 
 _functions: weakref.WeakSet[Function] = weakref.WeakSet()
 
 
-def clear() -> None:
-    """Has every decorated function forget what it learnt, and releases all that was compiled for them."""
-    for function in list(_functions):
+def functions() -> list[Function]:
+    """Returns all decorated functions that are alive."""
+    return list(_functions)
+
+
+def clear(disk: bool = False) -> None:
+    """Has every decorated function forget what it learnt, and releases all that was compiled for them.
+
+    With `disk`, also what is kept on disk for later processes, of all versions and programs.
+    """
+    for function in functions():
         function.clear()
+    kept = store() if disk else None
+    if kept is not None:
+        kept.clear()
+
+
+def register_library(module: str | types.ModuleType) -> None:
+    """Has calls into a module followed as one unit, as those into Keras are, where they do what they did before.
+
+    Its functions, and calls of Keras objects whose code is there, are run twice and watched. If they had no effect in
+    Python, their Python is not run again while arguments and the attributes of the objects stay the same; operations
+    are those of before, on today's values. What such code reads besides (globals of the module, time, files) must not
+    change what it does. Names that other modules have imported from it before stay as they are.
+
+    Args:
+      module: a module, or its name; modules inside of a package count as the package.
+    """
+    if isinstance(module, str):
+        module = importlib.import_module(module)
+    if not isinstance(module, types.ModuleType):
+        raise TypeError(f"register_library takes a module or its name, not {module!r}")
+    library.install()
+    library.register(module)
 
 
 class Function:
@@ -76,6 +113,69 @@ class Function:
         """Forgets what was learnt and releases what was compiled; the next call records anew."""
         self._controller.clear()
 
+    def get_concrete_function(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns what `tf.function` would trace of the function: one graph, to be saved or looked at.
+
+        As there, Python runs once, with tensors that have no values, and its effects are no part of the graph; so are
+        not the random numbers that eager would draw. Nothing of it is used in calls of this function.
+
+        Args:
+          *args: as for a call, tensors or `tf.TensorSpec`s. For a method, `Class.method.get_concrete_function(instance,
+            ...)`.
+          **kwargs: the same, by name.
+
+        Raises:
+          NotImplementedError: if the function cannot be written down as one graph, from the error that says why.
+        """
+        return self._as_graph(lambda function: function.get_concrete_function(*args, **kwargs))
+
+    def experimental_get_compiler_ir(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns what `tf.function(jit_compile=True)` would: a callable that gives XLA's program, by `stage`.
+
+        It is that of the whole function as one graph, as `get_concrete_function` has it; segments are compiled apart.
+
+        Raises:
+          NotImplementedError: if the function cannot be written down as one graph, from the error that says why.
+        """
+        return self._as_graph(lambda function: function.experimental_get_compiler_ir(*args, **kwargs), jit_compile=True)
+
+    def _as_graph(self, ask: Callable[[Any], Any], **options: Any) -> Any:
+        signature = self._options.input_signature
+        try:
+            return ask(tf.function(self._function, input_signature=signature, **options))
+        except Exception as error:
+            raise NotImplementedError(
+                f"{self._controller.name} cannot be written down as one graph, as tf.function would have it: "
+                f"{type(error).__name__}: {error}\n"
+                "  1. Calls of it do not need that: its Python runs, and the operations between are compiled.\n"
+                "  2. To save it, give what has no effects in Python and reads no values a function of its own.\n"
+                "  3. Of a method, ask Class.method.get_concrete_function(instance, ...)."
+            ) from error
+
+    def to_tf_function(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns a `tf.function` that does what this one does, if its Python does nothing but issue operations.
+
+        It can be saved with a `tf.Module`, called by other graph functions, and knows nothing of co-execution. Its
+        Python runs only while it traces, and what it reads of Python's stays what it was then; random operations draw
+        as in any `tf.function`. Each trace is watched.
+
+        Args:
+          *args: what to trace it for, now: tensors, `tf.TensorSpec`s, and other arguments. Without any it is traced for
+            the `input_signature`, or else when it is first called.
+          **kwargs: the same.
+
+        Raises:
+          ExportError: now, or when it is traced, if the function prints, changes objects, reads values, draws random
+            numbers in Python, or hands in numbers that change from call to call; the message says what and where.
+        """
+        name, signature = self._controller.name, self._options.input_signature
+        refuse(name, self._controller.graph)
+        jit_compile = True if self._options.jit_compile is True else None
+        graph_function = to_tf_function(self._function, name, signature, jit_compile)
+        if args or kwargs or signature is not None:
+            graph_function.get_concrete_function(*args, **kwargs)
+        return graph_function
+
     def experimental_get_tracing_count(self) -> int:
         """Returns how many calls were recorded, in whole or in part."""
         stats = self.stats()
@@ -98,6 +198,7 @@ def function(
     name: str | None = None,
     autograph: Any = None,
     regions: bool = True,
+    control_flow: bool = False,
 ) -> Callable[[Callable[..., Any]], Function]: ...
 
 
@@ -111,6 +212,7 @@ def function(
     name: str | None = None,
     autograph: Any = None,
     regions: bool = True,
+    control_flow: bool = False,
 ) -> Any:
     """Makes a function of eager TensorFlow operations fast, and changes nothing else.
 
@@ -127,18 +229,24 @@ def function(
       autograph: accepted for `tf.function`'s sake, and ignored: Python runs as it is.
       regions: follow calls into Keras (layers, losses, metrics, optimizers, gradients) as one unit, their Python not
         run, where they are known to do what they did before. False runs their Python on every call, too.
+      control_flow: let loops that ask tensors whether to go on turn on the device, and branches be taken there, as
+        far as they do nothing but compute, and follow calls of graph functions (`tf.function`) that do no more.
+        Experimental: what a loop or branch does besides is found by reading its source, and some of it is known to
+        be missed (see the README). By default every decision is Python's, and such calls run on their own.
 
     Returns:
       A `Function`, or a decorator if `func` is not given.
     """
-    options = Options(jit_compile, input_signature, reduce_retracing, strict, name, regions)
+    options = Options(jit_compile, input_signature, reduce_retracing, strict, name, regions, control_flow)
     if func is None:
         return lambda f: function_of(f, options)
     return function_of(func, options)
 
 
 def function_of(func: Any, options: Options) -> Any:
-    """Wraps `func`, keeping `staticmethod` and `classmethod` outermost as they were given."""
+    """Wraps `func`, keeping `staticmethod`, `classmethod` and padding outermost as they were given."""
+    if isinstance(func, Dynamic):
+        return func.around(lambda inner: function_of(inner, options))
     if isinstance(func, (staticmethod, classmethod)):
         return type(func)(Function(func.__func__, options))
     return Function(func, options)

@@ -5,22 +5,30 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
+from coexec import modes, process
 from coexec.account import Account
 from coexec.events import Kind, Ledger
-from coexec.options import Options
+from coexec.options import Divergence, Options
+from coexec.runtime.ahead import Ahead, launch_ahead
+from coexec.runtime.branches import Returned
 from coexec.runtime.following import Following
+from coexec.runtime.pauses import Pauses, is_timed, note
 from coexec.runtime.results import hand_out
 from coexec.runtime.segments import Segments
+from coexec.runtime.watch import Watch
+from coexec.sizes import Sizes
 from tracer import intercept, library
-from tracer.graph import TraceGraph
+from tracer.graph import Step, TraceGraph
 from tracer.location import mark_entry
 from tracer.merge import merge
 from tracer.private import context
 from tracer.recorder import Recorder
+from tracer.recursion import reword
 from tracer.trace import Trace
 
 # With fewer operations a launch, following may well cost more than it saves.
@@ -44,7 +52,14 @@ class Controller:
             library.install()
         self._lock = threading.Lock()
         self.account = Account()
+        self.sizes = Sizes()
+        self._followed = 0
+        self._pauses: list[Step] = []  # of the last call that was timed
+        self._unvalidated = 0  # calls since the first under a mode that validates
         self.last_events = 0
+        self.ahead = False  # whether the last launch of a call may go on behind it
+        self._under_way: Ahead | None = None
+        self.whole = 0, 0  # regions and operations of the last call, if it was nothing else
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the function once, in one of three ways; nothing but the speed depends on which."""
@@ -53,20 +68,56 @@ class Controller:
             # Part of a call that is followed already, or of a graph being traced. (Not by `run`, where locations end.)
             return self.function(*args, **kwargs)
         self.ledger.count("calls")
-        if tf.config.functions_run_eagerly():
+        self.whole = 0, 0
+        mode = modes.current()
+        if self._under_way is not None and (mode is not modes.NONE or not self.ahead):
+            self.land()
+        if mode.debug_nans:
+            return self._run_watched(args, kwargs, mode.nans_directory)
+        if process.forked:
+            process.warn_once()
+        if mode.imperative or process.forked or tf.config.functions_run_eagerly():
             self.ledger.count("imperative")
             return self.function(*args, **kwargs)
-        if not self.account.follows():
-            return self._run_plainly(args, kwargs)
+        options, settled = self.options, False
+        if mode is not modes.NONE:
+            options, settled = self._options_under(mode), mode.settled
+        if not (mode.strict or mode.validate_every):
+            if not self.account.follows():
+                return self._run_plainly(args, kwargs)
+            if not self.sizes.follows(args, kwargs):
+                text = "its arguments come in ever other sizes: calls run plainly until one has come often"
+                self.ledger.cause(Kind.BACKOFF, text, self.name, "coexec.dynamic pads arguments to few sizes")
+                return self._run_plainly(args, kwargs)
         intercept.hold()
         try:
-            if len(self.graph.nodes) == 1 and not self.graph.exits:
-                return self._record(args, kwargs)
-            return self._follow(args, kwargs)
+            if len(self.graph.nodes) > 1 or self.graph.exits:
+                return self._follow(args, kwargs, options, settled)
+            if settled:
+                raise Divergence(f"nothing is known of {self.name}: its first call would be recorded")
+            return self._record(args, kwargs)
+        finally:
+            intercept.release()
+
+    def _options_under(self, mode: modes.Mode) -> Options:
+        validating = False
+        if mode.validate_every:
+            validating = self._unvalidated % mode.validate_every == 0
+            self._unvalidated += 1
+        strict, trusting = self.options.strict or mode.strict, mode.validate_every == 0
+        return replace(self.options, strict=strict, validating=validating, trusting=trusting)
+
+    def _run_watched(self, args: tuple[Any, ...], kwargs: dict[str, Any], directory: str | None) -> Any:
+        self.ledger.count("imperative")
+        intercept.hold()
+        try:
+            with intercept.handling(Watch(directory)):
+                return run(self.function, args, kwargs)
         finally:
             intercept.release()
 
     def _run_plainly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.land()
         self.ledger.count("imperative")
         began = time.perf_counter()
         try:
@@ -75,6 +126,7 @@ class Controller:
             self.account.ran_plainly(time.perf_counter() - began)
 
     def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.land()
         trace = Trace()
         try:
             with intercept.handling(Recorder(trace)):
@@ -85,19 +137,62 @@ class Controller:
             self.ledger.count("recorded")
             self._learn(trace)
 
-    def _follow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        following = Following(self.graph, self.segments, self.ledger, self.options)
+    def _follow(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options, settled: bool) -> Any:
+        following = Following(self.graph, self.segments, self.ledger, options)
+        following.before, self._under_way = self._under_way, None
         finished = False
+        compiles = self.ledger.counts["compiles"]
+        self._followed += 1
+        pauses = Pauses(following) if is_timed(self._followed) else None
         began = time.perf_counter()
         try:
             with intercept.handling(following), following:
                 results = [run(self.function, args, kwargs)]
+                if self.ahead and pauses is None:
+                    launch_ahead(following)
             finished = True
-            hand_out(results, following.tapes.alive())
+            if pauses is not None:
+                self._note_pauses(pauses)
+            if following.ahead is None:
+                hand_out(results, following.tapes.alive())
+            if settled and (following.cursor.adopted or self.ledger.counts["compiles"] > compiles):
+                raise Divergence(f"a call of {self.name} was not wholly known: it took new wiring or compiling")
             return results.pop()
         finally:
-            self._settle(following, finished)
-            self._consider(following, time.perf_counter() - began)
+            try:
+                self._leave(following, finished)
+            finally:
+                self._settle(following, finished)
+                self._consider(following, time.perf_counter() - began)
+
+    def _leave(self, following: Following, finished: bool) -> None:
+        """Leaves a call: lands what is under way, but for the call's own last launch, where that may go on."""
+        ahead = following.ahead
+        if ahead is not None:
+            ahead.outlive()
+            if finished:
+                self._under_way = ahead
+            else:
+                ahead.land()
+            return
+        try:
+            if following.before is not None:  # nothing was launched since
+                following.before.land()
+        finally:
+            for lazy in following.close():
+                intercept.keep_while_alive(lazy)
+
+    def land(self) -> None:
+        """Waits for what the last call has left under way, where calls may; raises what came of it."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way.land()
+
+    def _note_pauses(self, pauses: Pauses) -> None:
+        before, self._pauses = self._pauses, pauses.end()
+        if note(before, self._pauses):
+            text = "Python takes its time here: operations before it are launched beside it"
+            self.ledger.cause(Kind.CUT, text, self.name)
 
     def _consider(self, following: Following, seconds: float) -> None:
         """Has the next calls run plainly if following them does not pay; strict functions are always followed."""
@@ -106,21 +201,21 @@ class Controller:
             self.ledger.cause(Kind.BACKOFF, text, self.name, "see the divergences")
 
     def _settle(self, following: Following, finished: bool) -> None:
-        """Counts a followed call, learns what it recorded, and keeps the hooks for the tensors that outlive it."""
+        """Counts a followed call, and learns what it recorded."""
         cursor, recorder = following.cursor, following.recorder
         followed = cursor.count()
         self.ledger.count(
             "diverged" if recorder is not None else "followed", ops_followed=followed, regions=following.regions
         )
         self.last_events = followed
+        if recorder is None and followed == following.jumped:
+            self.whole = following.regions, followed
         if recorder is not None:
             recorder.trace.finished = finished
             if following.graph is self.graph:  # and was not cleared meanwhile
                 self._learn(recorder.trace)
         elif finished:
             self.graph.exits.add((cursor.last or self.graph.entry).number)
-        for lazy in following.close():
-            intercept.keep_while_alive(lazy)
         if self.graph.size() > MAX_SIZE:
             self.clear()
 
@@ -134,7 +229,7 @@ class Controller:
         with self._lock:
             self.segments.clear()
             self.graph = TraceGraph(self.name)
-            self.account = Account()
+            self.account, self.sizes = Account(), Sizes()
 
 
 def _is_routine(following: Following) -> bool:
@@ -146,7 +241,13 @@ def _is_routine(following: Following) -> bool:
 
 def run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls the user's function; locations end at this frame."""
-    return function(*args, **kwargs)
+    try:
+        return function(*args, **kwargs)
+    except Returned as returned:
+        return returned.value
+    except RecursionError as error:
+        reword(error)
+        raise
 
 
 mark_entry(run.__code__)

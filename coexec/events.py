@@ -17,6 +17,8 @@ class Kind(enum.Enum):
     BACKEND = "backend chosen by measurement"  # XLA or the graph, whichever took less time
     IMPERATIVE = "not compiled"  # the segment's operations run one by one
     FAILURE = "failed operation"  # an operation raised
+    DECISION = "decision on a tensor"  # taken by Python, which waits for it, or on the device
+    VALIDATION = "found by validation"  # compiled code, or a library call followed as one, did something else
     LIBRARY = "library call not followed as one"  # its Python is run
     BACKOFF = "backed off"  # calls ran plainly, since following did not pay
 
@@ -46,8 +48,13 @@ class Stats:
     imperative: int = 0  # calls that ran plainly, while backing off or under a mode that asks for it
     launches: int = 0
     compiles: int = 0
+    loaded: int = 0  # of them, those for which XLA's code was there, left by an earlier process
+    beside: int = 0  # launches that ran while Python went on
+    validated: int = 0  # segments that were carried out twice and compared
     ops_followed: int = 0
     ops_recorded: int = 0
+    decisions: int = 0  # times that Python asked for the truth of a tensor while it was followed
+    decisions_on_device: int = 0  # taken there without asking Python: turns of loops, and branches
     regions: int = 0  # library calls that were followed as one unit, their Python not run
     ops_per_segment: tuple[int, ...] = ()
 

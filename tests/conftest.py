@@ -7,6 +7,8 @@ import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+# Nothing is kept for later runs, nor taken from the cache of whoever runs the tests.
+os.environ["COEXEC_CACHE_DIR"] = "off"
 # Programs are compared on the CPU: another device would round in its own way.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
@@ -20,6 +22,18 @@ def files_of_programs(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
+def trusted(request):
+    """What is compiled is what tests see, from its first launch on, but where the comparison is tested."""
+    if request.node.get_closest_marker("distrusting"):
+        yield
+        return
+    from coexec import testing
+
+    with testing.trust_compiled():
+        yield
+
+
+@pytest.fixture(autouse=True)
 def always_followed(request):
     """No call runs plainly because it took longer than another, but where that is what is tested (mark `clocked`)."""
     if request.node.get_closest_marker("clocked"):
@@ -29,3 +43,14 @@ def always_followed(request):
 
     with testing.always_follow():
         yield
+
+
+@pytest.fixture(autouse=True)
+def thresholds():
+    """No test leaves thresholds of its own: what the next ones launch would be something else."""
+    from coexec.runtime import segments
+
+    before = segments.thresholds
+    yield
+    left, segments.thresholds = segments.thresholds, before
+    assert left is before

@@ -14,9 +14,10 @@ import tensorflow as tf
 
 ATOMS = (type(None), bool, int, str, bytes, type, range, slice, tf.DType, tf.TensorShape, np.dtype, type(...))
 # TensorFlow prefixes op errors with the graph node that wraps an eager kernel, ends them with an empty name,
-# numbers the Python functions of a process, and appends the traceback of those that failed.
+# numbers the Python and graph functions of a process, and appends the traceback of those that failed.
 DECORATION = re.compile(
-    r"\{\{.*?\}\} ?|,? ?name: \w*$|(?<=pyfunc_)\d+|^Traceback .*", re.MULTILINE | re.DOTALL
+    r"\{\{.*?\}\} ?|,? ?name: \w*(?=$|\x1b)|(?<=pyfunc_)\d+|(?<=__inference_)[^\]\s]+|^Traceback .*",
+    re.MULTILINE | re.DOTALL,
 )
 ADDRESS = re.compile(r" at 0x\w+")
 

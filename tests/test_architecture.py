@@ -13,28 +13,32 @@ PACKAGES = ("coexec", "tracer")
 # Lowest first. A module imports only those of lines above its own; those of one line are apart.
 TRACER = [
     ["private"],
-    ["buffer", "errors", "guards", "spec"],
+    ["buffer", "errors", "guards", "handler", "seeds", "spec"],
     ["location"],
     ["op", "literals"],
     ["lazy"],
     ["inputs"],
     ["intercept", "effects"],
+    ["answers", "recursion"],
     ["library"],
     ["nodedef"],
     ["graph", "rebuild"],
-    ["trace", "constants", "derive", "operators", "wiring"],
-    ["merge", "recorder", "cursor"],
+    ["trace", "constants", "derive", "operators", "block"],
+    ["merge", "recorder", "wiring", "syntax", "stage"],
+    ["cursor", "functions"],
     ["show", "check"],
 ]
 
 # The same for the parts of coexec: a package here stands for its modules, which may import each other.
 COEXEC = [
-    ["options", "events", "arguments", "account"],
+    ["options", "events", "arguments", "account", "dynamic", "modes", "process", "reach", "sizes"],
+    ["staging"],
     ["lowering"],
     ["compile"],
     ["runtime"],
-    ["controller"],
+    ["controller", "export"],
     ["api"],
+    ["training"],
     ["testing", "__init__", "__main__"],
 ]
 

@@ -22,10 +22,14 @@ def export_buffer_of(cls: type, attribute: str) -> None:
         return
 
     def get_buffer(self: Any, view: int, flags: int) -> int:
-        # The view refers to the exporter behind, so nothing has to be released here.
-        return int(ctypes.pythonapi.PyObject_GetBuffer(
-            ctypes.py_object(getattr(self, attribute)()), ctypes.c_void_p(view), ctypes.c_int(flags)
-        ))  # fmt: skip
+        # The view refers to the exporter behind: nothing has to be released here. What is raised here reaches nobody:
+        # the runtime raises it again, and NumPy asks `__array__`, which does, too.
+        try:
+            exporter = getattr(self, attribute)()
+            given = ctypes.py_object(exporter), ctypes.c_void_p(view), ctypes.c_int(flags)
+            return int(ctypes.pythonapi.PyObject_GetBuffer(*given))
+        except BaseException:
+            return -1
 
     callback = _GetBuffer(get_buffer)
     _callbacks.append(callback)

@@ -185,7 +185,7 @@ def _check_root(graph: TraceGraph, node: Node, root: Step) -> None:
         _check_hot(step)
         if not step.next:
             continue
-        _rule(not step.host, step, "a segment ends at an operation that runs on its own")
+        _rule(not step.host or step.early, step, "a segment ends at an operation that runs on its own")
         tensors, feeds = [*tensors, *step.outputs], [*feeds, *step.specs]
         ahead += [(step, child, tensors, feeds) for child in step.next]
 
@@ -208,6 +208,8 @@ def _check_step(graph: TraceGraph, parent: Step, step: Step, tensors: list[Outpu
     external = parent.external + len(step.specs)
     _rule(step.external == external, step, f"the segment has {external} feeds up to it")
     _rule(step.arity == len(step.slots), step, "it has a slot for each input")
+    draws = parent.draws + step.seeded
+    _rule(step.draws == draws, step, f"the segment has {draws} draws up to it")
     if step.host:
         _rule(node.host is not None, step, "it runs on its own because its node does")
         _rule(not step.slots and step.variant is None, step, "what runs on its own has no wiring")

@@ -13,6 +13,7 @@ from tracer.op import Const, freeze
 from tracer.spec import spec_of
 
 _outputs: dict[Any, Output] = {}
+_indices: dict[tuple[tuple[int, ...], ...], list[Output]] = {}
 MAX_OUTPUTS = 4096
 
 
@@ -37,3 +38,14 @@ def constant_output(value: Any, dtype: Any) -> tuple[Output | None, Any]:
             _outputs.clear()
         _outputs[key] = out
     return out, tensor
+
+
+def index_outputs(index: tuple[tuple[int, ...], ...]) -> list[Output]:
+    """Returns what the bounds and steps of an index become, which are whole numbers (and no bools)."""
+    outs = _indices.get(index)
+    if outs is None:
+        outs = [out for part in index if (out := constant_output(list(part), None)[0]) is not None]
+        if len(_indices) >= MAX_OUTPUTS:
+            _indices.clear()
+        _indices[index] = outs
+    return outs

@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from tracer import seeds
 from tracer.derive import derive
 from tracer.graph import CONST, Node, Step, TraceGraph
 from tracer.inputs import Unsupported, has_tensors
@@ -38,6 +39,22 @@ class Mismatch:
     seen: str
     location: str
 
+    def __str__(self) -> str:
+        return f"{self.kind}: expected {self.expected}, saw {self.seen}"
+
+    @property
+    def hint(self) -> str:
+        """What a user may do about it."""
+        return _HINTS.get(self.kind, "")
+
+
+FORCED = Mismatch("forced", "nothing", "a test that asks for a divergence", "coexec.testing.diverge_at")
+
+_HINTS = {
+    "new operation": "nothing, if this path is one of few; each is recorded once",
+    "new shapes": "give inputs of few shapes, for example by padding the last batch of an epoch",
+}
+
 
 class Cursor:
     """Follows one call along `graph`; every tensor of the call has a key that no tensor of another call has."""
@@ -47,6 +64,7 @@ class Cursor:
         self.base = next(_runs) << 32
         self.step = graph.entry.start_after()
         self.externals: list[Any] = []  # the feeds of the running segment
+        self.seeds: list[seeds.Pair] = []  # of its operations that draw random numbers, in order
         self.handles: set[int] = set()  # ids of those that are resources: an alias needs wiring of its own
         self.numbers: set[int] = set()  # ids of those that were made of constants
         self.ended: list[Step] = []  # the last step of each segment so far
@@ -98,6 +116,9 @@ class Cursor:
             return step.node.entry == ("fast" if attrs is None else "execute")  # type: ignore[union-attr]
         if attrs is None:
             attrs = inputs[step.arity :]
+        pair = None
+        if step.seeded:
+            pair, attrs = seeds.split(op, attrs)
         if attrs != step.attrs or (step.exact and repr(attrs) != repr(step.attrs)):
             return False
         base = self.base
@@ -113,6 +134,8 @@ class Cursor:
             if (not step.consts or self._consts_fit(step.consts, inputs)) and (
                 not step.lists or self._lists_fit(step, inputs)
             ):
+                if pair is not None:
+                    self._draw(step, pair)
                 return True
         if len(self.externals) > mark:
             for real in self.externals[mark:]:
@@ -120,6 +143,11 @@ class Cursor:
                 self.numbers.discard(id(real))
             del self.externals[mark:]
         return False
+
+    def _draw(self, step: Step, pair: seeds.Pair) -> None:
+        """Takes the seeds of a step, which it is decided is the next."""
+        seeds.take(pair)
+        self.seeds[step.draws - 1 :] = [pair]
 
     def _feed(self, value: Any, k: int, step: Step) -> bool:
         externals = self.externals
@@ -198,7 +226,7 @@ class Cursor:
         assert step.node is not None
         self.ended.append(step)
         self.base += step.end
-        self.externals = []
+        self.externals, self.seeds = [], []
         self.handles, self.numbers = set(), set()
         self.step = step.node.start_after()
 
@@ -234,7 +262,7 @@ class Cursor:
         return self._counts
 
     def adopt(
-        self, entry: str, op: str, inputs: tuple[Any, ...], attrs: tuple[Any, ...], args: tuple[Any, ...]
+        self, entry: str, op: str, inputs: tuple[Any, ...], given: tuple[Any, ...], args: tuple[Any, ...]
     ) -> Step | None:
         """Returns a new step for an operation whose node is known, after moving there; else None and a mismatch."""
         self.adopted += 1
@@ -242,6 +270,7 @@ class Cursor:
         signature = signature_of(op)
         frames, _ = call_stack()
         location = Location(frames, self.counts()[frames, op])
+        pair, attrs = seeds.split(op, given)
         node = self.graph.find(op, entry, attrs, location)
         if node is None:
             if entry == "fast" and (op, Location(frames, 0)) in self.graph.slow:
@@ -270,17 +299,18 @@ class Cursor:
             known = "; ".join(str(v.key) for v in list(node.variants.values())[-3:])
             return self._mismatch("new shapes", location, known, str(parts))
         # The same place with another Python number, none that decides a shape: from now on the number is fed.
-        given = wiring.numbers(parts)
-        changed = {path for path, const in given.items() if node.constants.setdefault(path, const) != const}
+        constants = wiring.numbers(parts)
+        changed = {path for path, const in constants.items() if node.constants.setdefault(path, const) != const}
         if changed:
             node.fed |= changed
             here.next = [s for s in here.next if s.node is not node or not changed.intersection(_constant_inputs(s))]
             here.hot = None
-            return self.adopt(entry, op, inputs, attrs, args)
+            return self.adopt(entry, op, inputs, given, args)
         wiring.commit()
-        return self._move(
-            Step(here, op, node, variant, tuple(wiring.slots), wiring.consts, wiring.lists, tuple(wiring.specs)), node
-        )
+        step = Step(here, op, node, variant, tuple(wiring.slots), wiring.consts, wiring.lists, tuple(wiring.specs))
+        if pair is not None:
+            self._draw(step, pair)
+        return self._move(step, node)
 
     def _move(self, step: Step, node: Node) -> Step:
         here = self.step

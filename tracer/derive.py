@@ -32,14 +32,14 @@ def derive(node: Node, parts: tuple[Any, ...], outside: dict[Any, Spec]) -> Vari
     changed = {path for path in outside if _has_changed(node, path, _at(parts, path))}
     if changed:
         general = _generalised(parts, changed, outside)
-        variant = node.variants.get(general) or _inferred(node, general)
+        variant = node.variants.get(general) or inferred_variant(node, general)
         if variant is not None:
             node.fed |= changed
             return _kept(node, variant)
     if len(node.variants) >= MAX_VALUES and any(_has_const(p) for p in parts):
         node.host = "the shape of its result depends on values that keep changing"
         return None
-    variant = _folded(node, parts) or _inferred(node, parts)
+    variant = folded_variant(node, parts) or inferred_variant(node, parts)
     if variant is None:
         if infer_outputs(node.op, node.entry, node.attrs, parts) is not None:
             node.host = "the shape of its result depends on values"
@@ -78,7 +78,8 @@ def _generalised(parts: tuple[Any, ...], changed: set[Any], outside: dict[Any, S
     return tuple(general)
 
 
-def _inferred(node: Node, parts: tuple[Any, ...]) -> Variant | None:
+def inferred_variant(node: Node, parts: tuple[Any, ...]) -> Variant | None:
+    """Returns what TensorFlow's shape functions say of these inputs; None if they cannot tell."""
     specs = infer_outputs(node.op, node.entry, node.attrs, parts)
     if specs is None or any(s is None for s in specs):
         return None
@@ -114,10 +115,13 @@ def _template(node: Node, count: int) -> Any:
     signature = signature_of(node.op)
     if signature is not None and signature.output_lists == (True,):
         return list(range(count))
+    if signature is not None and count and not any(signature.output_lists):
+        return -1 if count == 1 else list(range(count))
     return ()
 
 
-def _folded(node: Node, parts: tuple[Any, ...]) -> Variant | None:
+def folded_variant(node: Node, parts: tuple[Any, ...]) -> Variant | None:
+    """Returns what comes of constants alone, after running the operation on them; None if values are to come."""
     signature = signature_of(node.op)
     assert signature is not None
     if node.entry != "fast" or signature.stateful or not all(isinstance(p, Const) for p in _flat(parts)):

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib.util
+import inspect
 import os
 import random
 import sys
@@ -16,32 +18,51 @@ import sysconfig
 import types
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from tracer.inputs import shape_like
 from tracer.location import is_user
 from tracer.private import EagerTensor, ops
+from tracer.seeds import generator
 
 MAX_OBJECTS = 100_000  # that are looked at for one call; a call with more is not known by its effects
 
 # Calls into these are no user code, though their frames are part of a location: TensorFlow and Keras call them.
 _STANDARD = os.path.join(sysconfig.get_path("stdlib"), "")
 _INSTALLED = tuple({os.path.join(sysconfig.get_path(name), "") for name in ("purelib", "platlib")})
+
+
+def _files_of(name: str) -> list[str]:
+    """Returns where a package's files are: Python may have been told to find it outside of its own folders."""
+    spec = importlib.util.find_spec(name)
+    if spec is None:
+        return []
+    return [os.path.join(folder, "") for folder in spec.submodule_search_locations or ()] or [str(spec.origin)]
+
+
 _HELPERS = tuple(
-    path + name for path in _INSTALLED for name in ("absl", "ml_dtypes", "optree", "typing_extensions", "wrapt")
+    path for name in ("absl", "ml_dtypes", "optree", "typing_extensions", "wrapt") for path in _files_of(name)
 )
 
 # What is done by these cannot be seen afterwards.
 _OUTSIDE = frozenset({"_io", "_socket"})  # methods of classes from there
-_ACTING = frozenset({"print", "input", "open", "sleep", "warn", "warn_explicit"})
+_ACTING = frozenset({"print", "input", "open", "putenv", "sleep", "warn", "warn_explicit"})
 
 _LEAVES = (
     type, types.FunctionType, types.ModuleType, types.CodeType, np.ndarray, np.generic,
     EagerTensor, tf.DType, tf.TensorShape, weakref.ReferenceType, str, bytes, int, float, complex, type(None),
 )  # fmt: skip
+
+# What Keras' training loop notes on a model around the steps, in each `fit`: no layer asks for it.
+_NOTES = frozenset({
+    "history", "stop_training", "stop_evaluating", "stop_predicting", "train_function", "test_function",
+    "predict_function", "_eval_epoch_iterator", "_self_setattr_tracking",
+})  # fmt: skip
 
 
 # Code that libraries make of strings (named tuples, data classes) belongs to the module it was made for.
@@ -61,77 +82,164 @@ _MODULES = (
 )
 
 
+# Names of modules whose code, and that of modules inside of them, is taken for a library's because the program says so.
+registered: set[str] = set()
+
+
 def runs_user_code(frame: types.FrameType) -> bool:
     """Returns whether this is code of the program itself, or of a library that is not known to be harmless."""
     code = frame.f_code
-    if not is_user(code):
+    if not is_user(code) or (registered and _is_registered(frame)):
         return False
     name = code.co_filename
     if name.startswith(_GENERATED):
         return not str(frame.f_globals.get("__name__")).startswith(_MODULES)
-    if name.startswith(_INSTALLED):
-        return not name.startswith(_HELPERS)
-    return not name.startswith(_STANDARD)
+    if name.startswith(_HELPERS):
+        return False
+    return name.startswith(_INSTALLED) or not name.startswith(_STANDARD)
+
+
+def is_of_the_standard_library(frame: types.FrameType) -> bool:
+    """Returns whether this is code that comes with Python."""
+    name = frame.f_code.co_filename
+    return name.startswith("<frozen") or (name.startswith(_STANDARD) and not name.startswith(_INSTALLED))
+
+
+def _is_registered(frame: types.FrameType) -> bool:
+    return _is_inside(str(frame.f_globals.get("__name__")))
+
+
+def _is_inside(module: str) -> bool:
+    parts = module.split(".")
+    return any(".".join(parts[:count]) in registered for count in range(1, len(parts) + 1))
+
+
+def _namespaces() -> list[tuple[Any, dict[str, Any]]]:
+    """Returns the registered modules, their classes and functions, with what they hold now."""
+    if not registered:
+        return []
+    modules = [module for name, module in list(sys.modules.items()) if _is_inside(name)]
+    members = [
+        value
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, (type, types.FunctionType)) and value.__module__ == module.__name__
+    ]
+    return [(holder, {**vars(holder), **_defaults(holder)}) for holder in (*modules, *members)]
+
+
+def _defaults(holder: Any) -> dict[str, Any]:
+    """Returns the default arguments of a function, which may be changed in place; its door has none of its own."""
+    function = inspect.unwrap(holder) if isinstance(holder, types.FunctionType) else None
+    if function is None:
+        return {}
+    return {"__defaults__": function.__defaults__, "__kwdefaults__": function.__kwdefaults__}
+
+
+# What was called before, and does nothing that matters whoever calls it: code and functions by their ids.
+_harmless: dict[int, Any] = {}
+MAX_HARMLESS = 20_000
+
+
+def _note_harmless(called: Any) -> None:
+    if len(_harmless) >= MAX_HARMLESS:
+        _harmless.clear()
+    _harmless[id(called)] = called
 
 
 class Effects:
-    """Watches one call: `reason` says afterwards what it did that its operations and result do not show."""
+    """Watches one call: `reason` says afterwards what it did that its operations and result do not show.
 
-    def __init__(self, roots: list[Any]) -> None:
-        self._roots = roots
+    `given_up` is called as soon as there is one.
+    """
+
+    def __init__(self, roots: list[Any], given_up: Callable[[], None] = lambda: None) -> None:
+        self._roots, self._given_up = roots, given_up
         self.reason: str | None = None
         self.runs_user_code = self._collecting = False
         self.objects: list[Any] = []  # whose attributes the call may have read
         self.read: set[int] = set()  # the ids of tensors from before whose values Python has read
 
     def __enter__(self) -> Effects:
-        self._before = _contents(self._roots)
+        self._namespaces = _namespaces()
+        self._before = _contents([*self._roots, *(held for _, held in self._namespaces)])
         if self._before is None:
             self.reason = f"it can reach more than {MAX_OBJECTS} objects"
         else:
             self._random = _random_states()
+            self._generator = generator()
             self._newest = ops.uid()
             self._collecting = gc.isenabled()
             gc.disable()  # its callbacks are somebody's Python, and no part of the call
             sys.setprofile(self._profile)
         return self
 
+    def averted(self) -> _Averted:
+        """Looks away while the answer is entered: from what is known to have no effects."""
+        return _Averted(self)  # not kept, which would be a cycle, and whoever watches holds the call's tensors
+
     def _profile(self, frame: Any, event: str, function: Any) -> None:
-        if self.reason is not None:
-            return
+        # Called a hundred thousand times for a training step: most of it asks what has been asked before.
         if event == "call":
             code = frame.f_code
+            if id(code) in _harmless:
+                return
             if runs_user_code(frame):
-                module = frame.f_globals.get("__name__")
                 self.runs_user_code = True
-                self.reason = f"it runs {code.co_name} of {module} ({code.co_filename}:{code.co_firstlineno})"
-            elif code.co_name == "convert_to_numpy" and isinstance(frame.f_locals.get("x"), EagerTensor):  # of Keras
-                self._reads(frame.f_locals["x"])
+                module = frame.f_globals.get("__name__")
+                self._refuse(f"it runs {code.co_name} of {module} ({code.co_filename}:{code.co_firstlineno})")
+            elif registered and code.co_freevars and _is_registered(frame):
+                self._refuse(f"{code.co_name} is a closure, whose variables nobody watches")
+            elif code.co_name == "convert_to_numpy":  # of Keras
+                if isinstance(frame.f_locals.get("x"), EagerTensor):
+                    self._reads(frame.f_locals["x"])
+            elif not registered and not code.co_filename.startswith(_GENERATED):
+                _note_harmless(code)
         elif event == "c_call":
+            if id(function) in _harmless:
+                return
             holder = getattr(function, "__self__", None)
             if type(holder) is EagerTensor:
                 if function.__name__ == "_numpy_internal" and frame.f_code is not shape_like.__code__:
                     self._reads(holder)
             elif function.__name__ in _ACTING or type(holder).__module__ in _OUTSIDE:
-                self.reason = f"it calls {function.__qualname__}"
+                self._refuse(f"it calls {function.__qualname__}")
+            elif type(holder) is types.ModuleType:
+                _note_harmless(function)
+
+    def _refuse(self, reason: str) -> None:
+        self.reason = reason
+        self._end()
+        self._given_up()
+
+    def _end(self) -> None:
+        if sys.getprofile() == self._profile:
+            sys.setprofile(None)
+        if self._collecting:
+            self._collecting = False
+            gc.enable()
 
     def _reads(self, tensor: Any) -> None:
         if tensor._id < self._newest:
             self.read.add(id(tensor))
 
     def __exit__(self, raised: Any, *_: Any) -> None:
-        if sys.getprofile() == self._profile:
-            sys.setprofile(None)
-        if self._collecting:
-            gc.enable()
+        self._end()
         before, self._before = self._before, None
         if raised is not None:
             self.reason = "it raised an exception"
         if self.reason is not None or before is None:
             return
+        if generator() is not self._generator:
+            self.reason = "it sets TensorFlow's seed"
+            return
         if _random_states() != self._random:
             self.reason = "it draws from the random numbers of Python or NumPy"
             return
+        for (holder, held), (_, held_now) in zip(self._namespaces, _namespaces(), strict=False):
+            if held.keys() != held_now.keys() or any(held[name] is not held_now[name] for name in held):
+                self.reason = f"it changes {_describe(holder, held, held.values(), held_now, held_now.values())}"
+                return
         after = _contents([holder for holder, _, _ in before.values()], before.keys()) or {}
         for key, (holder, names, values) in before.items():
             _, names_now, values_now = after[key]
@@ -139,6 +247,21 @@ class Effects:
                 self.reason = f"it changes {_describe(holder, names, values, names_now, values_now)}"
                 return
         self.objects = [holder for holder, names, _ in before.values() if names is not None]
+
+
+class _Averted:
+    __slots__ = ("_effects",)
+
+    def __init__(self, effects: Effects) -> None:
+        self._effects = effects
+
+    def __enter__(self) -> None:
+        if self._effects.reason is None:
+            sys.setprofile(None)
+
+    def __exit__(self, *_: object) -> None:
+        if self._effects.reason is None:
+            sys.setprofile(self._effects._profile)
 
 
 def _differs(one: Any, other: Any) -> bool:
@@ -183,6 +306,8 @@ def _contents(roots: list[Any], only: Any = None) -> dict[int, tuple[Any, Any, t
             attributes = getattr(holder, "__dict__", None)
             if type(attributes) is not dict:
                 continue
+            if isinstance(holder, keras.Model):
+                attributes = {name: value for name, value in attributes.items() if name not in _NOTES}
             names, values = tuple(attributes), tuple(attributes.values())
         found[id(holder)] = (holder, names, values)
         if len(found) > MAX_OBJECTS:
@@ -196,6 +321,7 @@ def _contents(roots: list[Any], only: Any = None) -> dict[int, tuple[Any, Any, t
 
 _MISSING = object()
 _PLAIN = (int, float, str, bool)
+_CHANGING = (np.ndarray, list, dict, set, bytearray)  # `self.scale *= 2` writes the same array back
 _watched: dict[int, tuple[Any, weakref.WeakSet[Any]]] = {}  # by the object's id: a reference to it, who watches
 _hooked: weakref.WeakSet[type] = weakref.WeakSet()
 
@@ -245,13 +371,16 @@ def _hook(kind: type) -> None:
     original: Any = kind.__setattr__
 
     def __setattr__(self: Any, name: str, value: Any) -> None:
-        if id(self) not in _watched:
+        if id(self) not in _watched or (name in _NOTES and isinstance(self, keras.Model)):
             original(self, name, value)
             return
         before = self.__dict__.get(name, _MISSING)
         original(self, name, value)
         after = self.__dict__.get(name, _MISSING)
-        same = after is before or (type(after) is type(before) and type(after) in _PLAIN and after == before)
+        if isinstance(after, _CHANGING):
+            same = False
+        else:
+            same = after is before or (type(after) is type(before) and type(after) in _PLAIN and after == before)
         if not same or name == "__class__":
             written(self, name)
 

@@ -17,3 +17,10 @@ class ParseError(TracerError, ValueError):
 
 class FailedTensor(TracerError, RuntimeError):
     """A tensor is read whose operation failed: the first failure is the cause of this one."""
+
+
+class Refused(BaseException):
+    """Something cannot be written down as a block; no `except Exception` on the way may take it for its own.
+
+    It never leaves the runtime: what was refused runs as Python.
+    """

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from tracer import seeds
 from tracer.inputs import shape_like
 from tracer.lazy import Output
 from tracer.location import FREE, Location
@@ -88,9 +89,10 @@ class Step:
     """A node on one path of a segment: what the cursor compares an operation with."""
 
     __slots__ = (
-        "arity", "attrs", "checked", "consts", "depth", "end", "exact", "executables", "external", "first", "frames",
-        "host", "hot", "lists", "live", "next", "node", "op", "outputs", "parent", "plain", "regions", "risky",
-        "single", "slots", "specs", "tape", "variant", "visits",
+        "arity", "assertion", "attrs", "checked", "consts", "depth", "draws", "early", "end", "exact", "executables",
+        "external", "first", "frames", "host", "hot", "lists", "live", "next", "node", "notes", "op", "outputs",
+        "parent", "pattern", "pause", "plain", "regions", "risky", "seeded", "single", "slots", "specs", "tape",
+        "variant", "visits",
     )  # fmt: skip
     end: int
     live: int
@@ -127,6 +129,10 @@ class Step:
         self.attrs = node.attrs if node is not None and op is not None else ()
         self.exact = _needs_exact_attrs(self.attrs)
         self.host = node is not None and op is not None and node.host is not None
+        self.early = self.host and op in seeds.DRAWING  # it may run without a cut, if its inputs are known
+        # Whether it draws random numbers from seeds that are fed; how many operations of the segment do up to here.
+        self.seeded = op is not None and not self.host and seeds.are_fed(op, self.attrs)
+        self.draws: int = (parent.draws if parent is not None else 0) + self.seeded
         self.next: list[Step] = []
         # Whether the place counts too: behind a cut and at a fork, what looks the same may be another operation.
         self.checked = parent is not None and parent.parent is None
@@ -136,7 +142,11 @@ class Step:
         self.executables: Any = None  # owned by the runtime: what has been compiled for a cut behind this step
         self.tape: Any = None  # the complete attributes, for gradient tapes
         self.regions: Any = None  # owned by the runtime: library calls that begin behind this step
+        self.pattern: Any = None  # owned by the runtime: of those, the arguments of the one that came last
         self.risky: bool | None = None  # owned by the runtime: whether a failure could be caught by the program
+        self.assertion: Any = None  # owned by the runtime: what an assertion says where it does not hold
+        self.notes: Any = None  # owned by the runtime: what Keras writes into an error of it, the first of some
+        self.pause = False  # owned by the runtime: whether Python takes its time behind this step
         self.plain = False
 
     def settle_plain(self) -> None:
@@ -144,7 +154,7 @@ class Step:
         self.plain = (
             self.risky is False
             and self.single
-            and not (self.host or self.checked or self.exact or self.lists or self.specs)
+            and not (self.host or self.checked or self.exact or self.lists or self.specs or self.seeded)
         )
 
     def add(self, step: Step, most: int) -> None:
@@ -157,6 +167,15 @@ class Step:
                 sibling.settle_plain()
         self.next.append(step)
         self.hot = step
+
+    @property
+    def place(self) -> str:
+        """Where the program issued the operation, for people."""
+        return str(self.node.location) if self.node is not None else ""
+
+    def is_inside(self, frames: tuple[Any, ...]) -> bool:
+        """Returns whether the operation was issued by what was called from here: its library may have frames, too."""
+        return self.frames[len(self.frames) - len(frames) :] == frames
 
     def root(self) -> Step:
         """Returns the root of the steps that this one hangs from."""
@@ -298,10 +317,10 @@ class TraceGraph:
 def node_key(op: str, entry: str, attrs: tuple[Any, ...], location: Location) -> Any:
     """Returns the identity of a node: type, attributes, location.
 
-    Operations that run on their own are what they are whatever their attributes say (seeds, functions).
+    Operations that run on their own are what they are whatever their attributes say (seeds given, functions).
     """
     signature = signature_of(op)
-    if signature is None or (signature.stateful and not is_variable_op(op)):
+    if signature is None or (signature.stateful and not is_variable_op(op) and not seeds.are_fed(op, attrs)):
         return op, entry, location
     try:
         return op, entry, freeze(attrs), location
@@ -312,7 +331,7 @@ def node_key(op: str, entry: str, attrs: tuple[Any, ...], location: Location) ->
 VARIABLE_OPS = frozenset(
     {"ReadVariableOp", "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "VariableShape",
      "ResourceGather", "ResourceGatherNd", "ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterUpdate",
-     "ResourceScatterMin", "ResourceScatterMax"}
+     "ResourceScatterMin", "ResourceScatterMax", "RngReadAndSkip"}
 )  # fmt: skip
 
 

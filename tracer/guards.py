@@ -6,8 +6,11 @@ an exception table since 3.11 (relies on `dis._parse_exception_table`), `SETUP_F
 
 from __future__ import annotations
 
+import bisect
 import builtins
 import dis
+import functools
+import operator
 from contextlib import redirect_stdout
 from types import CodeType
 from typing import Any
@@ -28,12 +31,9 @@ def is_guarded(code: CodeType, offset: int, namespace: dict[str, Any]) -> bool:
 
     `namespace` holds the globals of the function, in which context managers are looked up.
     """
-    parse = getattr(dis, "_parse_exception_table", None)
-    instructions = list(dis.get_instructions(code))
-    if parse is None:
+    instructions, entries, position = _disassembled(code)
+    if entries is None:
         return _is_guarded_by_blocks(instructions, offset, namespace)
-    entries = parse(code)
-    position = {instruction.offset: n for n, instruction in enumerate(instructions)}
     seen = set()
     while True:
         # The table names the innermost handler; what that one raises again goes to the handler of its own place.
@@ -51,6 +51,28 @@ def is_guarded(code: CodeType, offset: int, namespace: dict[str, Any]) -> bool:
             if not _transparent(instructions, before, namespace):
                 return True
         offset = entry.target
+
+
+def start_of(code: CodeType, offset: int) -> int:
+    """Returns the offset of the instruction that a frame is at, which is the same however CPython runs it.
+
+    Since 3.11 a frame that calls Python from a specialised instruction is at the last of that one's cache entries, and
+    on 3.11 a call is at either of its two instructions; with a profile hook nothing is specialised.
+    """
+    instructions, _, position = _disassembled(code)
+    at = position.get(offset)
+    if at is None:
+        at = bisect.bisect(instructions, offset, key=operator.attrgetter("offset")) - 1
+    return int(instructions[at + (instructions[at].opname == "PRECALL")].offset)
+
+
+@functools.lru_cache(maxsize=32)  # asked for each operation of a function; a line takes 0.1 ms to take apart
+def _disassembled(code: CodeType) -> tuple[list[Any], Any, dict[int, int]]:
+    """Returns the instructions of `code`, its exception table (None before 3.11), and the instructions' numbers."""
+    parse = getattr(dis, "_parse_exception_table", None)
+    instructions = list(dis.get_instructions(code))
+    position = {instruction.offset: n for n, instruction in enumerate(instructions)}
+    return instructions, None if parse is None else parse(code), position
 
 
 _JUMPS = frozenset(dis.hasjrel + dis.hasjabs)

@@ -145,6 +145,8 @@ def shape_like(tensor: Any) -> Const | None:
 
 def small(value: Any) -> bool:
     """Returns whether a Python value may be a constant by its size."""
+    if type(value) is int or type(value) is float:
+        return True
     if isinstance(value, np.ndarray):
         return value.nbytes <= MAX_CONSTANT and value.dtype != object
     if isinstance(value, (list, tuple)):

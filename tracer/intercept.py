@@ -19,13 +19,15 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
+from tracer import seeds
+from tracer.handler import Handler
 from tracer.inputs import python_spec
 from tracer.lazy import LazyTensor, has_lazy, unwrap
-from tracer.op import Signature, complete_attrs, signature_of
+from tracer.op import FINALIZERS, Signature, complete_attrs, signature_of
 from tracer.private import EagerTensor, constant_op, context, ops, pywrap_tfe, record
 from tracer.spec import RESOURCE
 
@@ -36,29 +38,7 @@ _convert_to_eager_tensor = constant_op.convert_to_eager_tensor
 _tensor_shape_slice = pywrap_tfe.TFE_Py_TensorShapeSlice
 record_gradient = pywrap_tfe.TFE_Py_RecordGradient
 tape_is_empty = pywrap_tfe.TFE_Py_TapeSetIsEmpty
-
-
-class Handler(Protocol):
-    """What a thread does with its operations while it records or follows.
-
-    `device` is the name of the device in scope when it began, where there are several; else None.
-    """
-
-    device: str | None
-    open: bool  # whether it wants to hear of library calls
-    tapes: Any  # hears of what happens to tapes; None: nobody does
-
-    def fast(self, op: str, name: Any, args: tuple[Any, ...]) -> Any: ...
-
-    def execute(self, device: Any, op: Any, inputs: Any, attrs: Any, outputs: int, cancel: Any) -> Any: ...
-
-    def expected(self, op: str, args: tuple[Any, ...]) -> Any: ...
-
-    def constant(self, value: Any, dtype: Any) -> Any: ...
-
-    def library(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
-
-    def aside(self, inputs: Any, run: Any) -> Any: ...
+variable_accessed = pywrap_tfe.TFE_Py_TapeVariableAccessed
 
 
 class _ThreadState(threading.local):
@@ -152,7 +132,7 @@ def _fast_path(ctx: Any, op: str, name: Any, *args: Any) -> Any:
         if handler.device is not None and _placed(handler):
             return handler.aside(args, lambda: run_fast(op, name, args))
         return handler.fast(op, name, args)
-    if _running:
+    if _running and op not in FINALIZERS:  # nobody holds what they end; the thread may be one that a run waits for
         _settle_runs(args)
     if has_lazy(args):
         return run_fast(op, name, args)
@@ -229,10 +209,7 @@ def record_on_tapes(op: str, attrs: tuple[Any, ...], inputs: list[Any], outputs:
         tuple(v._datatype_enum() for v in value) if isinstance(value, list) else value._datatype_enum()
         for value in inputs
     )
-    flat: list[Any] = []
-    for value in inputs:
-        flat.extend(value) if isinstance(value, list) else flat.append(value)
-    record_gradient(op, flat, complete_attrs(op, attrs, kinds), outputs, ops.get_name_scope())
+    record_gradient(op, flat_outputs(inputs), complete_attrs(op, attrs, kinds), outputs, ops.get_name_scope())
 
 
 def flat_outputs(result: Any) -> list[Any]:
@@ -241,10 +218,7 @@ def flat_outputs(result: Any) -> list[Any]:
         return []
     if not isinstance(result, (list, tuple)):
         return [result]
-    flat: list[Any] = []
-    for item in result:
-        flat.extend(item) if isinstance(item, (list, tuple)) else flat.append(item)
-    return flat
+    return [t for item in result for t in (item if isinstance(item, (list, tuple)) else (item,))]
 
 
 def template_of(result: Any) -> Any:
@@ -283,11 +257,16 @@ def _telling(function: Any, event: str) -> Any:
     """Returns `function`, which works on a tape or accumulator, made to tell the handler's tapes of it beforehand."""
 
     def hook(*args: Any) -> Any:
-        handler = _thread.handler
-        if handler is not None and handler.tapes is not None:
-            getattr(handler.tapes, event)(*args)
-        elif event == "asked" and args and _running:
-            _settle_tape(args[0])
+        try:
+            handler = _thread.handler
+            if handler is not None and handler.tapes is not None:
+                getattr(handler.tapes, event)(*args)
+            elif event == "asked" and args and _running:
+                _settle_tape(args[0])
+        except BaseException:
+            if event == "popped":  # a tape that an interrupt left there would record for ever
+                function(*args)
+            raise
         return function(*args)
 
     return hook
@@ -300,7 +279,12 @@ def _opening(function: Any, event: str) -> Any:
         tape = function(*args)
         handler = _thread.handler
         if handler is not None and handler.tapes is not None:
-            getattr(handler.tapes, event)(tape)
+            try:
+                getattr(handler.tapes, event)(tape)
+            except BaseException:
+                if event == "opened":  # nobody has the tape, which would record for ever
+                    pywrap_tfe.TFE_Py_TapeSetRemove(tape)
+                raise
         return tape
 
     return hook
@@ -330,6 +314,7 @@ _HOOKS: list[tuple[Any, str, Any, Any]] = [
     (pywrap_tfe, "TFE_Py_ExecuteCancelable", _execute_cancelable, _execute_cancelable_hook),
     (pywrap_tfe, "TFE_Py_TensorShapeSlice", _tensor_shape_slice, _shape_slice),
     (constant_op, "convert_to_eager_tensor", _convert_to_eager_tensor, _constant_hook),
+    (context, "internal_operation_seed", seeds.internal_operation_seed, seeds.noting_operation_seed),
 ]
 _HOOKS += [
     (pywrap_tfe, name, getattr(pywrap_tfe, name), _unwrapping(getattr(pywrap_tfe, name)))
@@ -346,7 +331,7 @@ _HOOKS += [
         ("TFE_Py_TapeWatchVariable", _telling, "watched"),
         ("TFE_Py_TapeVariableAccessed", _telling, "accessed"),
         ("TFE_Py_TapeGradient", _telling, "asked"),
-        ("TFE_Py_RecordGradient", _telling, "bypassed"),
+        ("TFE_Py_RecordGradient", _telling, "noted"),
         ("TFE_Py_TapeSetRecordOperation", _telling, "bypassed"),
         ("TFE_Py_TapeSetRecordOperationBackprop", _telling, "bypassed"),
         ("TFE_Py_TapeSetRecordOperationForwardprop", _telling, "bypassed"),
@@ -358,7 +343,7 @@ _HOOKS += [
 # By module: what is there without hooks, and with them.
 _ORIGINALS: list[tuple[dict[str, Any], dict[str, Any]]] = []
 _HOOKED: list[tuple[dict[str, Any], dict[str, Any]]] = []
-for _module in (constant_op, pywrap_tfe):
+for _module in (constant_op, context, pywrap_tfe):
     _mine = [h for h in _HOOKS if h[0] is _module]
     _ORIGINALS.append((vars(_module), {name: original for _, name, original, _ in _mine}))
     _HOOKED.append((vars(_module), {name: hook for _, name, _, hook in _mine}))

@@ -8,6 +8,7 @@ Keras then take a lazy tensor for an `EagerTensor`. TensorFlow's C++ side does n
 from __future__ import annotations
 
 import operator
+import sys
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,15 @@ class LazyTensor(ops._EagerTensorBase):
                 self._run.force(self)
                 value = self._value
         return value
+
+    def __bool__(self) -> bool:
+        if self._value is None and self._out.const is None:
+            return self._run.decide(self, sys._getframe(1))
+        return self.truth()
+
+    def truth(self) -> bool:
+        """Returns what Python takes the value for."""
+        return super(LazyTensor, type(self)).__bool__(self)
 
     def has_id(self) -> bool:
         """Returns whether somebody has asked for the number that tapes and references know this tensor by."""
@@ -178,6 +188,11 @@ def unwrap(value: Any) -> Any:
     if kind is tuple:
         return tuple([unwrap(v) for v in value])
     return value
+
+
+def has_pending(values: Any) -> bool:
+    """Returns whether a lazy tensor is among `values` whose value is still to be computed."""
+    return any(type(v) is LazyTensor and v._value is None and v._out.const is None for v in values)
 
 
 def has_lazy(values: Any) -> bool:

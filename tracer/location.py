@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import os
 import sys
 from types import CodeType
@@ -12,7 +11,7 @@ import keras
 import numpy
 import tensorflow
 
-from tracer.guards import is_guarded
+from tracer.guards import is_guarded, start_of
 
 
 class Frame(NamedTuple):
@@ -74,6 +73,11 @@ def mark_entry(code: CodeType) -> None:
     _codes[id(code)] = (code, False)
 
 
+def is_entry(code: CodeType) -> bool:
+    """Returns whether the walk stops at frames that run `code`."""
+    return id(code) in _entries
+
+
 def _forget() -> None:
     kept = {key: _codes[key] for key in _entries}
     _codes.clear()
@@ -96,12 +100,6 @@ def is_user(code: CodeType) -> bool:
     return found[1]
 
 
-def _offset(code: CodeType, offset: int) -> int:
-    """Returns the instruction's offset; on 3.11 a call is at either of two, which changes as it is specialised."""
-    precall = dis.opmap.get("PRECALL")
-    return offset + 4 if precall is not None and code.co_code[offset] == precall else offset
-
-
 # What could happen to an exception on its way out: nothing, Keras notes which layer it came from, the user catches it.
 FREE, NAMED, CAUGHT = range(3)
 
@@ -122,7 +120,7 @@ def call_stack() -> tuple[tuple[Frame, ...], int]:
             known = _frames.get(key)
             if known is None:
                 name = getattr(code, "co_qualname", code.co_name)
-                place = Frame(code.co_filename, name, frame.f_lineno or 0, _offset(code, frame.f_lasti))
+                place = Frame(code.co_filename, name, frame.f_lineno or 0, start_of(code, frame.f_lasti))
                 known = _frames[key] = (place, is_guarded(code, frame.f_lasti, frame.f_globals), code)
             stack.append(known[0])
             if known[1]:

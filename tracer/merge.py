@@ -6,6 +6,7 @@ from tracer.graph import Node, TraceGraph, Variant, is_variable_op
 from tracer.lazy import Output
 from tracer.op import OpCall, freeze, signature_of
 from tracer.rebuild import infer_outputs
+from tracer.seeds import are_fed
 from tracer.spec import RESOURCE, STRING, VARIANT, Spec
 from tracer.trace import Trace
 
@@ -47,7 +48,7 @@ def host_reason(call: OpCall) -> str | None:
         freeze(call.attrs)
     except TypeError as error:
         return str(error)
-    if signature.stateful and not is_variable_op(call.op):
+    if signature.stateful and not is_variable_op(call.op) and not are_fed(call.op, call.attrs):
         return f"{call.op} has effects of its own"
     specs = [s for p in call.parts for s in (p if isinstance(p, tuple) else (p,)) if isinstance(s, Spec)]
     for spec in (*specs, *call.outputs):

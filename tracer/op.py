@@ -48,6 +48,12 @@ class Const:
         return f"Const({self.value!r})"
 
 
+class Structure:
+    """An attribute of an operation that is equal to nothing but itself."""
+
+    __slots__ = ()
+
+
 class OpCall(NamedTuple):
     """One executed operation: what ran, on what, with which result, and where it was issued."""
 
@@ -80,12 +86,14 @@ def freeze(value: Any) -> Any:
         return (list, tuple([freeze(v) for v in value]))
     if isinstance(value, np.ndarray):
         if value.dtype == object:
-            return (kind, freeze(value.tolist()))
-        return (kind, value.dtype.str, value.shape, value.tobytes())
+            return (kind, value.shape, freeze(value.tolist()))  # lists say no shape where there is nothing in them
+        return (kind, value.dtype, value.shape, value.tobytes())  # a dtype's `str` is "<V1" for several
     if isinstance(value, np.generic):
-        return (kind, value.dtype.str, value.tobytes())
+        return (kind, value.dtype, value.tobytes())
     if isinstance(value, (tf.DType, tf.TensorShape)):
         return (kind, repr(value))
+    if isinstance(value, Structure):
+        return value
     raise TypeError(f"a value of type {kind.__name__} cannot be compared by value")
 
 
@@ -100,6 +108,17 @@ def _copied(value: Any) -> Any:
 def copied_attrs(attrs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Returns the attributes with their lists copied: the caller may change those later."""
     return tuple([_copied(a) for a in attrs])
+
+
+# Issued by finalizers, whenever Python collects garbage: no part of what the program does.
+FINALIZERS = frozenset(
+    {"DestroyResourceOp", "DeleteIterator", "DeleteMultiDeviceIterator", "DeleteMemoryCache",
+     "DeleteRandomSeedGenerator"}
+)  # fmt: skip
+
+
+# These are said to have a state, so that graphs keep them, and do nothing but fail.
+_FAILING = frozenset({"CheckNumerics", "CheckNumericsV2"})
 
 
 class Signature(NamedTuple):
@@ -122,12 +141,13 @@ def signature_of(op: str) -> Signature | None:
     def is_list(arg: Any) -> bool:
         return bool(arg.number_attr or arg.type_list_attr)
 
+    stateful = definition.is_stateful and op not in _FAILING
     return Signature(
         inputs=tuple(a.name for a in definition.input_arg),
         lists=tuple(is_list(a) for a in definition.input_arg),
         output_lists=tuple(is_list(a) for a in definition.output_arg),
         # What takes a seed gets another one each time, also where it is said to have no state.
-        stateful=bool(definition.is_stateful) or any(attr.name == "seed2" for attr in definition.attr),
+        stateful=stateful or any(attr.name == "seed2" for attr in definition.attr),
         definition=definition,
     )
 

@@ -63,9 +63,8 @@ def _indexed(operator: Callable[..., Any]) -> Callable[..., Any]:
             given = _slice(index)
             if given is not None:
                 begin, end, strides, attrs = given
-                constant = handler.constant
-                inputs = (self, constant(begin, None), constant(end, None), constant(strides, None))
-                result = handler.expected("StridedSlice", inputs + attrs)
+                bounds = handler.index((tuple(begin), tuple(end), tuple(strides)))
+                result = bounds and handler.expected("StridedSlice", (self, *bounds, *attrs))
                 if result is not None:
                     return result
         return operator(self, index, *rest, **more)

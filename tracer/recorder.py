@@ -7,21 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from tracer import intercept
+from tracer import intercept, seeds
 from tracer.graph import is_variable_op
 from tracer.inputs import MAX_CONSTANT, Unsupported, foldable, part_of, python_spec, settle, shape_like, small
 from tracer.lazy import LazyTensor
 from tracer.location import Location, call_stack
-from tracer.op import Const, OpCall, plain_name, signature_of
+from tracer.op import FINALIZERS, Const, OpCall, plain_name, signature_of
 from tracer.private import EagerTensor, core
 from tracer.spec import spec_of
 from tracer.trace import Trace
-
-# Issued by finalizers, whenever Python collects garbage: no part of what the program does.
-FINALIZERS = frozenset(
-    {"DestroyResourceOp", "DeleteIterator", "DeleteMultiDeviceIterator", "DeleteMemoryCache",
-     "DeleteRandomSeedGenerator"}
-)  # fmt: skip
 
 
 class Recorder:
@@ -43,6 +37,7 @@ class Recorder:
             return intercept.run_fast(op, name, args)
         args = settle(signature, args)
         count = len(signature.inputs)
+        pair, attrs = seeds.split(op, args[count:])
         at = len(self.trace.calls)
         try:
             if signature.stateful and not is_variable_op(op):
@@ -53,23 +48,26 @@ class Recorder:
         except core._FallbackException:
             raise  # TensorFlow comes again, by name
         except BaseException:
-            self._note_failed(at, "fast", op, args[count:])
+            self._note_failed(at, "fast", op, attrs)
             raise
-        self._note(at, "fast", op, name, args[:count], args[count:], args, result)
+        seeds.take(pair)
+        self._note(at, "fast", op, name, args[:count], attrs, args, result)
         return result
 
     def execute(self, device: Any, op: Any, inputs: Any, attrs: Any, outputs: int, cancel: Any) -> Any:
         """Runs an operation or a function issued by name."""
         at = len(self.trace.calls)
         name = plain_name(op)
+        pair, kept = seeds.split(name, tuple(attrs or ()))
         try:
             with intercept.handling(None):
                 result = intercept.run_execute(device, op, inputs, attrs, outputs, cancel)
         except BaseException:
-            self._note_failed(at, "execute", name, tuple(attrs or ()))
+            self._note_failed(at, "execute", name, kept)
             raise
+        seeds.take(pair)
         if name not in FINALIZERS:
-            self._note(at, "execute", name, None, tuple(inputs), tuple(attrs or ()), (), result)
+            self._note(at, "execute", name, None, tuple(inputs), kept, (), result)
         return result
 
     def constant(self, value: Any, dtype: Any) -> Any:
@@ -78,6 +76,9 @@ class Recorder:
         if small(value) and tensor._num_elements() * 8 <= MAX_CONSTANT and tensor.dtype.is_numpy_compatible:
             self.known[tensor._id] = ("constant", Const(np.asarray(tensor._numpy_internal())))
         return tensor
+
+    def index(self, index: tuple[tuple[int, ...], ...]) -> None:
+        """Leaves the index to TensorFlow."""
 
     def expected(self, op: str, args: tuple[Any, ...]) -> Any:
         """Answers an operation that is known to come next: none is, while it is recorded."""
@@ -88,10 +89,11 @@ class Recorder:
         return function(*args, **kwargs)
 
     def aside(self, inputs: Any, run: Any) -> Any:
-        """Runs an operation that the program has placed on a device; it is no part of the trace."""
+        """Runs operations that the program wants to run by themselves; they are no part of the trace."""
         with intercept.handling(None):
             result = run()
-        self.known.update((t._id, ("aside", None)) for t in intercept.flat_outputs(result))
+        made = (t for t in intercept.flat_outputs(result) if isinstance(t, EagerTensor))
+        self.known.update((t._id, ("aside", None)) for t in made)
         return result
 
     def _locate(self, op: str) -> tuple[Location, int]:

@@ -5,6 +5,7 @@ Relies on `EagerTensor._datatype_enum`, `_shape_tuple` and `_handle_data` (Tenso
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from typing import Any
@@ -35,6 +36,13 @@ class Spec:
         self.handle = handle
         self.dtype = tf.dtypes.as_dtype(enum)
         self.tensor_shape = tf.TensorShape(shape)
+
+    @property
+    def size(self) -> int:
+        """How many bytes such a tensor has (1 an element where that differs), or what is behind a resource."""
+        if self.handle is None:
+            return math.prod(self.shape) * max(self.dtype.size, 1)
+        return sum(math.prod(shape or ()) * max(tf.dtypes.as_dtype(enum).size, 1) for enum, shape in self.handle)
 
     def __repr__(self) -> str:
         held = "" if self.handle is None else "<" + " ".join(_behind(*h) for h in self.handle) + ">"

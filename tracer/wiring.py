@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tracer.block import STRUCTURES
 from tracer.graph import CONST, LIST, Node
 from tracer.inputs import Unsupported, part_of, python_spec, small
 from tracer.intercept import make_constant
@@ -38,7 +39,7 @@ class Wiring:
                 self.slots.append(LIST)
                 parts.append(None)
                 continue
-            slot, part, const = self._input(i, value, i in self.node.fed)
+            slot, part, const = self._input(i, value, i in self.node.fed or self.op in STRUCTURES)
             if const is not None:
                 self.consts[i] = const
             self.slots.append(slot)

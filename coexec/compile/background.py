@@ -40,7 +40,7 @@ class Background:
         with self._changed:
             if self._ended or len(self._waiting) >= self.MAX_WAITING:
                 return False
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():  # what a job raised has ended it, perhaps
                 thread = threading.Thread(target=self._work, name="coexec-compiler", daemon=True)
                 try:
                     thread.start()
@@ -71,7 +71,7 @@ class Background:
             try:
                 notice.start()
                 job()
-            except Exception:
+            except Exception:  # whatever a compiler raises: the next job is waiting
                 _log.exception("%s failed; the program goes on without it", what)
             finally:
                 notice.cancel()

@@ -1,7 +1,7 @@
 """Executable: a plan emitted, compiled and registered with TensorFlow's runtime under a name.
 
 Launched by that name: `TFE_Py_Execute` takes 10-25 us, `tf.function`'s call path 170-280 us (TensorFlow 2.21, CPU).
-Relies on `Context.add_function_def`, `remove_function` and `function_call_options`.
+Relies on `Context.add_function_def`, `remove_function` (which count) and `function_call_options`.
 """
 
 from __future__ import annotations
@@ -13,20 +13,28 @@ from typing import Any
 
 import tensorflow as tf
 
+from coexec.compile import machine_code
+from coexec.compile.environment import digest
 from coexec.lowering.emit import Emitter
+from coexec.lowering.outline import outline
 from coexec.lowering.plan import Plan
-from tracer.intercept import execute
-from tracer.private import config_pb2, context
-from tracer.spec import RESOURCE
+from coexec.lowering.randomness import words_of
+from tracer.intercept import execute, make_constant
+from tracer.private import config_pb2, context, function_pb2
+from tracer.seeds import Pair
+from tracer.spec import RESOURCE, Spec
 
 # XLA's minimum and maximum on CPU drop NaNs unless told otherwise, and it is told once, before it first compiles.
 if "xla_cpu_enable_fast_min_max" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_enable_fast_min_max=false".strip()
 
-_names = itertools.count()
+_NAME = "coexec_segment_{}"
+_UNNAMED = _NAME.format("0" * 32)
 
-# A run of small kernels is faster on the calling thread (an MLP step took 0.46 ms against 0.53 ms).
-SINGLE_THREADED_OPS = 200
+# A run of small kernels is faster on the calling thread, up to this mean size of what they give, in bytes: of the
+# steps of `make bench`, launched in turns on two cores, an MLP's (2 KiB) took 0.86 of the time, a DQN's (2) 0.81,
+# an LSTM's (9) 0.87, and a GPT's (109) 1.16.
+FINE_GRAIN = 1 << 14
 
 
 class Executable:
@@ -37,33 +45,63 @@ class Executable:
         self.outputs = plan.outputs
         self.given = frozenset(plan.outputs)
         self.feeds = plan.feeds
+        self._words = () if plan.words is None else (plan.words,)  # what is fed besides, for seeds
         self.ops = plan.live
-        self.name = f"coexec_segment_{next(_names)}"
-        emitter = Emitter(plan, checks=backend == "xla", name=self.name)
+        emitter = Emitter(plan, checks=backend == "xla", name=_UNNAMED)
         definition = emitter.build().definition
         self.checked = bool(emitter.predicates)
         self.count = len(definition.ret)
-        if backend == "xla":
+        parts = outline(emitter.body, emitter.outside) if emitter.outside else []
+        if emitter.outside and not parts:
+            raise NotImplementedError(next(iter(plan.outside.values())))
+        whole = backend == "xla" and not parts
+        if whole:
             definition.attr["_XlaMustCompile"].b = True
+        inner = [function.definition for function in emitter.functions]
+        inner += [definition for part in parts for definition in (part.definition, part.alone)]
+        functions = _named([*inner, definition], (*plan.feeds, *self._words))
+        names = [function.signature.name for function in functions]
+        self.name = names[-1]
+        # What XLA compiles, where that is not the whole: functions that call it, what they take, how much they give.
+        alone = [part.alone.signature.name.replace(_UNNAMED, self.name) for part in parts]
+        self.parts = [(name, p.arguments, p.results) for name, p in zip(alone, parts, strict=True)]
         ctx = context.context()
-        ctx.add_function_def(definition)
+        for function in functions:
+            ctx.add_function_def(function)
         self._context = ctx
-        small = plan.live <= SINGLE_THREADED_OPS and not plan.heavy
+        machine_code.tidy_up()  # of functions that are not ours, too
+        small = plan.grain <= FINE_GRAIN and not plan.heavy
         executor = "SINGLE_THREADED_EXECUTOR" if small else ""
         # XLA needs none of these, and each takes a launch's time.
-        self._attrs: Any = () if backend == "xla" else ("executor_type", executor, "config_proto", _config(ctx))
+        self._attrs: Any = () if whole else ("executor_type", executor, "config_proto", _config(ctx))
         self.launches = 0
-        self._finalizer = weakref.finalize(self, _remove, ctx, self.name)
+        self.trusted = False  # whether it was compared with its operations
+        self.size = plan.size
+        self.loaded = False  # whether XLA's code for it was left by an earlier process
+        self._finalizer = weakref.finalize(self, _remove, ctx, names)
         self._finalizer.atexit = False
 
-    def launch(self, feeds: list[Any]) -> list[Any] | None:
-        """Runs the segment and returns its outputs; None if a check failed, and then nothing was written."""
-        ctx = self._context
-        results = execute(ctx._handle, ctx.device_name, self.name, feeds, self._attrs, self.count)
+    def launch(self, feeds: list[Any], seeds: list[Pair], into: list[Any] | None = None) -> list[Any] | None:
+        """Runs the segment and returns its outputs; None if a check failed, and then nothing was written.
+
+        What came of it is in `into` then, too, as `unpacked` takes it: no interrupt comes between the launch and that,
+        as it would before Python has the results.
+        """
+        if seeds:
+            feeds = [*feeds, make_constant(words_of(seeds), None)]
+        held = [] if into is None else into
+        if self.launches or self.backend != "xla":
+            self._execute(feeds, held)
+        else:
+            self._first(feeds, held)
         self.launches += 1
-        if self.checked and not results.pop():
-            return None
-        return results
+        return self.unpacked(held[0])
+
+    def unpacked(self, results: list[Any]) -> list[Any] | None:
+        """Returns the outputs among what a launch gave; None if a check failed."""
+        if not self.checked:
+            return results
+        return results[:-1] if results[-1] else None
 
     def prepare(self, device: str | None) -> None:
         """Has TensorFlow compile it for a device, by a launch on zeros and on variables of its own.
@@ -71,17 +109,44 @@ class Executable:
         The compiled code is kept by name and shapes: the program's first launch then takes as long as its second.
         """
         variables = []
-        feeds: list[Any] = []
+
+        def made(spec: Spec) -> Any:
+            if spec.enum != RESOURCE or spec.handle is None:
+                return tf.zeros(spec.shape, spec.dtype)
+            enum, shape = spec.handle[0]
+            variables.append(tf.Variable(tf.zeros(shape, tf.dtypes.as_dtype(enum)), trainable=False))
+            return variables[-1].handle
+
         with tf.device(device), tf.init_scope():
-            for spec in self.feeds:
-                if spec.enum == RESOURCE and spec.handle is not None:
-                    enum, shape = spec.handle[0]
-                    variables.append(tf.Variable(tf.zeros(shape, tf.dtypes.as_dtype(enum)), trainable=False))
-                    feeds.append(variables[-1].handle)
-                else:
-                    feeds.append(tf.zeros(spec.shape, spec.dtype))
-            ctx = self._context
-            execute(ctx._handle, ctx.device_name, self.name, feeds, self._attrs, self.count)
+            if not self.parts:
+                self._first([made(spec) for spec in (*self.feeds, *self._words)], [])
+                return
+            with machine_code.kept(self.name) as code:  # each on its own: what is between them may fail on zeros
+                for name, arguments, count in self.parts:
+                    ctx = self._context
+                    execute(ctx._handle, ctx.device_name, name, [made(spec) for spec in arguments], (), count)
+            self.loaded = code.loaded
+
+    def _execute(self, feeds: list[Any], into: list[Any]) -> None:
+        ctx = self._context
+        given = ctx._handle, ctx.device_name, self.name, feeds, self._attrs, self.count
+        into.extend(itertools.starmap(execute, (given,)))
+
+    def _first(self, feeds: list[Any], into: list[Any]) -> None:
+        """Launches, for which XLA compiles; unless what it once made of equal code is still there."""
+        with machine_code.kept(self.name) as code:
+            self._execute(feeds, into)
+        self.loaded = code.loaded
+
+
+def _named(functions: list[Any], feeds: tuple[Spec, ...]) -> list[Any]:
+    """Returns the functions with names that follow from their content: equal ones are found again, on disk, too.
+
+    TensorFlow counts how often a function of the same name and content is added and removed.
+    """
+    plain = [function.SerializeToString(deterministic=True) for function in functions]
+    name = _NAME.format(digest(b"\n".join([*plain, repr(feeds).encode()])))
+    return [function_pb2.FunctionDef.FromString(p.replace(_UNNAMED.encode(), name.encode())) for p in plain]
 
 
 def _config(ctx: Any) -> bytes:
@@ -96,6 +161,7 @@ def _config(ctx: Any) -> bytes:
     return config.SerializeToString()
 
 
-def _remove(ctx: Any, name: str) -> None:
-    if ctx.has_function(name.encode()):
-        ctx.remove_function(name)
+def _remove(ctx: Any, names: list[str]) -> None:
+    for name in names:
+        if ctx.has_function(name.encode()):
+            ctx.remove_function(name)

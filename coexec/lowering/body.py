@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from tracer.nodedef import Symbol, outputs_of, write_constant, write_operation
 from tracer.op import freeze, signature_of
 from tracer.private import function_pb2, types_pb2
-from tracer.spec import Spec, intern_spec
+from tracer.spec import RESOURCE, VARIANT, Spec, intern_spec
 
 BOOL = int(types_pb2.DT_BOOL)
+
+
+# Only small results are shared, in bytes: a program that computes a large one twice may do so to hold it less long.
+MAX_SHARED = 1 << 14
+
+# So many scalars are compared with each other in turn, which costs XLA nothing; more are put into one tensor.
+MAX_CHAIN = 64
 
 
 class Body:
@@ -20,12 +28,15 @@ class Body:
         self._signature = self.definition.signature
         self._signature.name = name
         self._nodes = self.definition.node_def
+        self.specs: dict[str, Spec] = {}  # of all tensors, by their names
         self._constants: dict[Any, Symbol] = {}
+        self._shared: dict[Any, list[Symbol]] = {}
 
     def argument(self, spec: Spec) -> Symbol:
         """Adds an argument."""
         name = f"feed_{len(self._signature.input_arg)}"
         self._signature.input_arg.add(name=name, type=spec.enum)
+        self.specs[name] = spec
         return Symbol(name, spec, "", [])
 
     def give(self, symbol: Symbol) -> None:
@@ -41,6 +52,7 @@ class Body:
         if symbol is None:
             node = self._nodes.add(name=f"Const_{len(self._nodes)}")
             symbol = self._constants[key] = write_constant(node, value, enum)
+            self.specs[symbol.name] = symbol.spec
         return symbol
 
     def symbol(self, value: Any, enum: int) -> Symbol:
@@ -48,12 +60,24 @@ class Body:
         return value if isinstance(value, Symbol) else self.constant(value, enum)
 
     def add(self, op: str, inputs: list[Any], attrs: tuple[Any, ...], specs: list[Spec]) -> list[Symbol]:
-        """Adds an operation with these attributes (names and values in turn) and outputs, which it returns flat."""
+        """Adds an operation with these attributes (names and values in turn) and outputs, which it returns flat.
+
+        One that is there already, on the same inputs, is not added again: of the MLP step's 214 operations 50 were
+        an optimizer's, the same for each variable.
+        """
+        key = _content(op, inputs, attrs, specs)
+        known = None if key is None else self._shared.get(key)
+        if known is not None:
+            return known
         node = self._nodes.add(name=f"{op}_{len(self._nodes)}")
         write_operation(node, op, inputs, attrs, self.constant)
         signature = signature_of(op)
         self._signature.is_stateful |= signature is not None and signature.definition.is_stateful
-        return [Symbol(name, spec, op, inputs) for name, spec in zip(outputs_of(node), specs, strict=True)]
+        symbols = [Symbol(name, spec, op, inputs) for name, spec in zip(outputs_of(node), specs, strict=True)]
+        self.specs.update((symbol.name, symbol.spec) for symbol in symbols)
+        if key is not None:
+            self._shared[key] = symbols
+        return symbols
 
     def make(self, op: str, inputs: list[Any], enum: int, shape: tuple[int, ...], **attrs: Any) -> Symbol:
         """Adds an operation with one output, of this dtype and shape."""
@@ -76,6 +100,34 @@ class Body:
         """Returns `value` where the condition holds, else `other`, of whose shape the result is."""
         return self.make("SelectV2", [condition, value, other], other.spec.enum, other.spec.shape)
 
+    def every(self, found: list[Symbol]) -> Symbol:
+        """Returns whether all of these scalars hold."""
+        if len(found) > MAX_CHAIN:
+            return self.all(self.make("Pack", [found], BOOL, (len(found),)))
+        return functools.reduce(self.both, found)
+
+    def redirect(self, pairs: list[tuple[Symbol, Symbol]], fine: Symbol) -> None:
+        """Lets everything take the second of each pair for the first, but what `fine` and the second ones are made of.
+
+        To be called where the two are equal, or `fine` is false and nobody looks at what comes out. A new value of a
+        variable is then made once, for who takes it and for the variable: else XLA makes it twice, or keeps both.
+        """
+        nodes = {node.name: node for node in self._nodes}
+        known, ahead = set(), [fine.name]
+        while ahead:
+            name = ahead.pop().partition(":")[0].lstrip("^")
+            if name not in known and name in nodes:
+                known.add(name)
+                ahead += nodes[name].input
+        names: dict[str, str] = {}
+        for old, new in pairs:
+            if old.op not in ("", "Const") and old.name.partition(":")[0] not in known:
+                names.setdefault(old.name, new.name)
+        known.update(new.name.partition(":")[0] for _, new in pairs)
+        for node in self._nodes:
+            if node.name not in known and not names.keys().isdisjoint(node.input):
+                node.input[:] = [names.get(name, name) for name in node.input]
+
     def after(self, symbols: list[Symbol]) -> list[str]:
         """Returns the control inputs of a node that runs behind these."""
         return list(dict.fromkeys(f"^{s.name.partition(':')[0]}" for s in symbols if s.op))
@@ -92,3 +144,24 @@ class Body:
         """Makes this node run in every launch."""
         self._signature.control_output.append(node)
         self.definition.control_ret[node] = node
+
+
+def _content(op: str, inputs: list[Any], attrs: tuple[Any, ...], specs: list[Spec]) -> Any:
+    """Returns what decides an operation's results; None where that is more than its inputs, or sharing does not pay."""
+    signature = signature_of(op)
+    if signature is None or signature.definition.is_stateful or not specs:
+        return None
+    if any(s.enum in (RESOURCE, VARIANT) or s.size > MAX_SHARED for s in specs):
+        return None
+    try:
+        return op, tuple([_name(v) for v in inputs]), freeze(attrs)
+    except TypeError:  # a function, say
+        return None
+
+
+def _name(value: Any) -> Any:
+    if isinstance(value, Symbol):
+        return value.name
+    if isinstance(value, list):
+        return tuple([_name(v) for v in value])
+    return (value.__class__, freeze(value))

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from coexec.lowering.body import Body
 from coexec.lowering.failures import DIVISIONS, NUMBERS_ONLY, SHIFTS
+from coexec.lowering.slices import is_inside
 from tracer.inputs import natural_enum
 from tracer.nodedef import Symbol
 from tracer.private import types_pb2
@@ -24,6 +25,10 @@ def check(body: Body, op: str, inputs: list[Any], attrs: dict[str, Any]) -> Symb
         return _fits(body, body.symbol(inputs[0], FLOAT), tf.dtypes.as_dtype(attrs["DstT"]))
     if op == "Softmax":
         return body.all(body.compare("Less", inputs[0], np.inf))
+    if op == "CheckNumerics":
+        values = body.symbol(inputs[0], FLOAT)
+        size = body.make("Abs", [values], values.spec.enum, values.spec.shape)
+        return body.all(body.compare("Less", size, np.inf))
     if op in NUMBERS_ONLY:
         return body.all(body.compare("Equal", inputs[0], inputs[0]))
     if op in SHIFTS:
@@ -34,14 +39,23 @@ def check(body: Body, op: str, inputs: list[Any], attrs: dict[str, Any]) -> Symb
         if isinstance(inputs[2], Symbol):
             return None
         return _in_range(body, inputs[1], _shape(inputs[0])[int(inputs[2])])
+    if op == "StridedSlice":
+        return is_inside(body, inputs[0], inputs[1], attrs)
     if op == "ResourceGather":
         return _in_range(body, inputs[1], _shape(inputs[0])[attrs.get("batch_dims") or 0])
     if op in ("ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterUpdate"):
         return _in_range(body, inputs[1], _shape(inputs[0])[0])
+    if op == "GatherNd" or op.startswith("TensorScatter"):
+        depth = (_shape(inputs[1]) or (0,))[-1]
+        return _in_range(body, inputs[1], _shape(inputs[0])[:depth]) if depth else None
     if op.startswith("UnsortedSegment"):
         if isinstance(inputs[2], Symbol):
             return None
         return body.all(body.compare("Less", body.symbol(inputs[1], INT32), int(inputs[2])))
+    if op in ("RandomUniformInt", "StatelessRandomUniformIntV2"):
+        between = inputs[-2:]
+        least, limit = (body.symbol(v, _dtype(between)) for v in between)
+        return body.compare("Less", least, limit)
     if op == "SparseSoftmaxCrossEntropyWithLogits":
         return _in_range(body, inputs[1], _shape(inputs[0])[1])
     return None
@@ -53,17 +67,17 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 def _dtype(inputs: list[Any]) -> int:
     """Returns the dtype that all of the inputs have."""
-    for value in sorted(inputs, key=lambda v: not isinstance(v, (np.ndarray, np.generic))):
-        if isinstance(value, Symbol):
-            return value.spec.enum
-    return min(natural_enum(value) for value in inputs)
+    return next((v.spec.enum for v in inputs if isinstance(v, Symbol)), natural_enum(inputs[0]))
 
 
-def _in_range(body: Body, indices: Any, size: int, enum: int | None = None) -> Symbol:
+def _in_range(body: Body, indices: Any, size: int | tuple[int, ...], enum: int | None = None) -> Symbol:
+    """Returns whether all indices are below `size`; below one size for each position, where those are several."""
     indices = body.symbol(indices, natural_enum(indices) if enum is None else enum)
-    if size > indices.spec.dtype.max:  # every index is in range that its dtype can hold
+    most = indices.spec.dtype.max
+    if np.min(size) > most:  # every index is in range that its dtype can hold
         return body.all(body.compare("GreaterEqual", indices, 0))
-    inside = body.compare("GreaterEqual", indices, 0), body.compare("Less", indices, size)
+    below = [min(one, most) for one in size] if isinstance(size, tuple) else size
+    inside = body.compare("GreaterEqual", indices, 0), body.compare("Less", indices, below)
     return body.all(body.both(*inside))
 
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from coexec.lowering.body import BOOL, Body
+from coexec.lowering.body import Body
 from coexec.lowering.checks import check
-from coexec.lowering.failures import can_fail, needs_check
+from coexec.lowering.control_flow import Structures
+from coexec.lowering.failures import ASSERTION, can_fail, needs_check
 from coexec.lowering.plan import Plan
-from coexec.lowering.rewrites import as_kernel
+from coexec.lowering.randomness import as_drawn, seeded, skipped
+from coexec.lowering.rewrites import as_kernel, barrier
+from tracer.block import CALL, STRUCTURES
 from tracer.graph import LIST, Step, spec_of_constant
 from tracer.inputs import natural_enum
 from tracer.nodedef import Symbol, grouped
@@ -37,6 +40,7 @@ class Emitter:
         self.plan = plan
         self.checks = checks
         self.body = Body(name)
+        self.functions: list[Body] = []  # those that loops and branches are made of
         self.values: dict[int, Symbol] = {}
         self.feeds: list[Symbol] = []
         self.state: dict[int, Symbol] = {}
@@ -44,21 +48,27 @@ class Emitter:
         self.written: set[int] = set()
         self.predicates: list[Symbol] = []
         self.failing: list[Symbol] = []
+        self.asserting: list[str] = []  # nodes that fail, and give nothing
+        self.outside: set[str] = set()  # nodes that XLA does not take
 
     def build(self) -> Body:
         """Returns the function's body. With checks that can fail its last result is a bool: all went well."""
         body = self.body
         self.feeds = [body.argument(spec) for spec in self.plan.feeds]
-        for step in self.plan.steps:
+        if self.plan.words is not None:
+            self.words = body.argument(self.plan.words)
+        for place, step in enumerate(self.plan.steps):
             if step.variant is not None and not step.variant.folded:
-                self._emit(step)
+                if self.checks and place in self.plan.outside:
+                    self._emit_outside(step)
+                else:
+                    self._emit(step)
         for i in self.plan.outputs:
             value = self.values[i]
             body.give(body.make("Identity", [value], value.spec.enum, value.spec.shape))
         good = None
         if self.predicates:
-            pack = body.make("Pack", [self.predicates], BOOL, (len(self.predicates),))
-            good = body.all(pack)
+            good = barrier(body, body.every(self.predicates))  # else XLA makes it anew for each write
             body.give(good)
         self._write(good)
         return body
@@ -67,34 +77,73 @@ class Emitter:
         body = self.body
         final = {k: self.state[k] for k in sorted(self.written)}
         if good is not None:
-            final = {k: body.select(good, value, self._old(k)) for k, value in final.items()}
+            chosen = {k: body.select(good, value, self._old(k)) for k, value in final.items()}
+            if not self.outside:  # else what stands in front of a part would wait for what is behind it
+                body.redirect([(final[k], value) for k, value in chosen.items()], good)
+            final = chosen
         # One node waits for all that may fail, and the writes for that one: not each write for each.
-        all_went_well = body.run("NoOp", [], body.after([*self.read.values(), *final.values(), *self.failing]))
+        before = [*self.read.values(), *final.values(), *self.failing]
+        all_went_well = body.run("NoOp", [], [*body.after(before), *self.asserting])
         for k, value in final.items():
             write = [self.feeds[k], value]
             body.finish(body.run("AssignVariableOp", write, [f"^{all_went_well}"], dtype=value.spec.enum))
         body.finish(all_went_well)
+
+    def _emit_outside(self, step: Step) -> None:
+        """Emits what XLA does not take as its kernel would run."""
+        nodes = self.body.definition.node_def
+        first = len(nodes)
+        self.checks = False
+        self._emit(step)
+        self.checks = True
+        self.outside.update(node.name for node in nodes[first:])
 
     def _emit(self, step: Step) -> None:
         op, node = step.op or "", step.node
         assert node is not None
         inputs = [self._input(step, i, slot) for i, slot in enumerate(step.slots)]
         specs = [out.spec for out in step.outputs]
-        if step.slots and step.slots[0] < 0 and self._is_resource(step.slots[0]):
+        if step.op in STRUCTURES:
+            outputs = self._structure(step, inputs)
+        elif op == ASSERTION:
+            outputs = self._assert(inputs[0])
+        elif step.slots and step.slots[0] < 0 and self._is_resource(step.slots[0]):
             outputs = self._variable_op(step, op, -1 - step.slots[0], inputs)
         else:
             if node.entry == "execute":
                 inputs = grouped(op, node.attrs, inputs)
-            if self.checks:
-                if needs_check(step):
-                    self._check(step, op, inputs)
-                outputs = as_kernel(self.body, op, inputs, node.attrs, specs)
+            if self.checks and needs_check(step):
+                self._check(step, op, inputs)
+            if step.seeded:
+                outputs = [seeded(self.body, op, inputs, specs[0], self.words, step.draws - 1, self.checks)]
+            elif self.checks:
+                drawn = as_drawn(self.body, op, inputs, specs)
+                outputs = as_kernel(self.body, op, inputs, node.attrs, specs) if drawn is None else drawn
             else:
                 outputs = self.body.add(op, inputs, node.attrs, specs)
-                if can_fail(step):
-                    self.failing.extend(outputs)
+            if not self.checks and can_fail(step):
+                self.failing.extend(outputs)
         for n, symbol in enumerate(outputs):
             self.values[step.first + n] = symbol
+
+    def _structure(self, step: Step, inputs: list[Any]) -> list[Symbol]:
+        assert step.variant is not None
+        specs = step.variant.key
+        writer = Structures(self.body.definition.signature.name, self.body, self.functions, self.checks)
+        symbols = [self.body.symbol(value, spec.enum) for value, spec in zip(inputs, specs, strict=True)]
+        if step.op != CALL:
+            return writer.loop(step.attrs[1], symbols)
+        results, fine = writer.block(step.attrs[1], symbols)
+        if fine is not None:
+            self.predicates.append(fine)
+        return results
+
+    def _assert(self, condition: Symbol) -> list[Symbol]:
+        if self.checks:
+            self.predicates.append(condition)
+        else:
+            self.asserting.append(f"^{self.body.run(ASSERTION, [condition, [condition]], [])}")
+        return []
 
     def _is_resource(self, slot: int) -> bool:
         k = -1 - slot
@@ -167,6 +216,9 @@ class Emitter:
             self._set(k, self._same_as(value, _ADD[op], [value, body.symbol(inputs[1], value.spec.enum)]))
             return []
         value = self._current(k)
+        if op == "RngReadAndSkip":
+            self._set(k, skipped(body, value, *inputs[1:]))
+            return [value]
         if self.checks:
             self._check(step, op, [value, *inputs[1:]])
         if op in _SCATTER:

@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
-import math
+import functools
 from dataclasses import dataclass
 from typing import Any
 
-import tensorflow as tf
-
-from coexec.lowering.failures import RANDOM, can_fail, needs_check
+from coexec.lowering.failures import can_fail, differs, needs_check
+from coexec.lowering.randomness import WORDS
+from tracer.block import BRANCH, LOOP, STRUCTURES, Branch, steps_of
 from tracer.graph import Step
 from tracer.op import freeze
-from tracer.spec import RESOURCE, Spec
+from tracer.private import types_pb2
+from tracer.spec import RESOURCE, Spec, intern_spec
 
-# On CPU, XLA's convolutions take about three times as long as the graph's oneDNN kernels (ResNet50 training step at
-# 64x64, batch 8: 1138 ms against 367 ms), so a segment with one of these goes to `graph` there.
-SLOW_ON_CPU = frozenset(
+# Operations whose kernels on CPU share out their work among TensorFlow's threads.
+HEAVY = frozenset(
     {"Conv2D", "Conv2DBackpropFilter", "Conv2DBackpropInput", "Conv3D", "Conv3DBackpropFilterV2",
      "Conv3DBackpropInputV2", "DepthwiseConv2dNative", "DepthwiseConv2dNativeBackpropFilter",
      "DepthwiseConv2dNativeBackpropInput", "MaxPoolGrad"}
 )  # fmt: skip
+
+# Several of these are in a byte under XLA, and one in TensorFlow's tensors.
+_PACKED = frozenset({types_pb2.DT_INT4, types_pb2.DT_UINT4, types_pb2.DT_INT2, types_pb2.DT_UINT2})
+
+# Ways of a branch with no more operations than this, on no more bytes, are both computed, and one is selected: that
+# takes less than to find out which is wanted.
+CHEAP = 8
+SMALL = 1 << 14
+
+_COSTLY = frozenset({"BatchMatMulV2", "BatchMatMulV3", "Cholesky", "Einsum", "MatMul", "Qr", "Sort", "Svd", "TopKV2"})
+
+
+def selects(branch: Branch) -> bool:
+    """Returns whether both ways of a branch are computed, and one is selected."""
+    steps = [*branch.then.steps, *branch.other.steps]
+    inner = [s for step in steps for s in (step, *steps_of(step)) if s.variant is not None and not s.variant.folded]
+    if len(inner) > CHEAP or any(s.op == LOOP or s.op in _COSTLY or s.op in HEAVY for s in inner):
+        return False
+    given = [spec.size for block in (branch.then, branch.other) for spec in block.arguments]
+    return max([*given, *(out.spec.size for s in inner for out in s.outputs)], default=0) <= SMALL and not any(
+        can_fail(s) or needs_check(s) for s in inner if s.op != BRANCH
+    )
 
 
 @dataclass(frozen=True)
@@ -30,20 +52,37 @@ class Plan:
     feeds: tuple[Spec, ...]
     outputs: tuple[int, ...]  # numbers of the tensors that somebody may read after the segment
     refusal: str | None  # why it cannot be emitted
-    xla_refusal: str | None  # why it cannot be compiled by XLA
-
+    xla_refusal: str | None  # why nothing of it can be compiled by XLA
+    outside: dict[int, str]  # which of its steps XLA does not take, by their places there, and why
     heavy: bool  # whether there are operations that TensorFlow's threads should share
 
-    @property
+    @functools.cached_property  # asked for more than once, and of thousands of steps
     def content(self) -> Any:
         """What the executable depends on, without the places: segments of equal content share one."""
         return tuple(_content(s) for s in self.steps), self.feeds, self.outputs
 
     @property
+    def words(self) -> Spec | None:
+        """What is fed for the seeds of its random operations, behind the feeds; None if there are none."""
+        draws = self.steps[-1].draws
+        return intern_spec(types_pb2.DT_UINT64, (WORDS * draws,)) if draws else None
+
+    @property
     def size(self) -> int:
         """How many bytes its feeds have, and the variables behind them."""
-        held = [spec.handle[0] if spec.handle else (spec.enum, spec.shape) for spec in self.feeds]
-        return sum(math.prod(shape or ()) * max(tf.dtypes.as_dtype(enum).size, 1) for enum, shape in held)
+        return sum(spec.size for spec in self.feeds)
+
+    @property
+    def grain(self) -> float:
+        """How many bytes an operation gives, on average."""
+        given = [sum(out.spec.size for out in s.outputs) for s in self.steps if s.variant and not s.variant.folded]
+        return sum(given) / max(len(given), 1)
+
+    def refusal_by_xla(self, least: int) -> str | None:
+        """Returns why XLA cannot have it, nor parts of it of at least so many operations."""
+        if self.xla_refusal is None and self.outside and self.live - len(self.outside) < least:
+            return next(iter(self.outside.values()))
+        return self.xla_refusal
 
     @property
     def live(self) -> int:
@@ -58,24 +97,35 @@ def _content(step: Step) -> Any:
     return step.op, step.node.entry, freeze(step.attrs), step.slots, tuple(step.consts.items()), lists, outputs
 
 
-def make_plan(last: Step, outputs: tuple[int, ...], on_cpu: bool) -> Plan:
+def make_plan(last: Step, outputs: tuple[int, ...]) -> Plan:
     """Decides what the segment that ends behind `last` takes in and gives out."""
-    steps = tuple(last.chain())
+    steps = tuple(s for s in last.chain() if s.variant is not None)  # others have run already
     feeds = tuple(spec for s in steps for spec in s.specs)
     refusal = xla_refusal = None
-    slow = None
-    for step in steps:
+    outside: dict[int, str] = {}
+    for place, step in enumerate(steps):
         op, node = step.op or "", step.node
         assert node is not None
+        if step.variant is not None and step.variant.folded:  # known already: it is not run
+            continue
         if op in ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"):
             refusal = refusal or _assigns_other_shape(step, steps, feeds)
-        if op in RANDOM:
-            xla_refusal = xla_refusal or f"{op} at {node.location} draws other numbers under XLA than eagerly"
+        if op in STRUCTURES:
+            continue  # what is inside has been looked at when it was written down
+        if difference := differs(op):
+            outside[place] = f"{op} at {node.location} {difference}"
         elif can_fail(step) and not needs_check(step):
-            xla_refusal = xla_refusal or f"{op} at {node.location} may fail on some values, which XLA would not tell"
-        if on_cpu and op in SLOW_ON_CPU:
-            slow = f"{op} at {node.location} is slower under XLA on CPU"
-    return Plan(steps, feeds, outputs, refusal, xla_refusal or slow, any(s.op in SLOW_ON_CPU for s in steps))
+            outside[place] = f"{op} at {node.location} may fail on some values, which XLA would not tell"
+    given = (*feeds, *(out.spec for step in steps for out in step.outputs))
+    if any((spec.handle[0][0] if spec.handle else spec.enum) in _PACKED for spec in given):
+        xla_refusal = xla_refusal or "TensorFlow gives XLA one number a byte where XLA expects several"
+    heavy = any(inner.op in HEAVY or _turns(inner) for s in steps for inner in (s, *steps_of(s)))
+    return Plan(steps, feeds, outputs, refusal, xla_refusal, outside, heavy)
+
+
+def _turns(step: Step) -> bool:
+    """Whether this runs functions: where one thread runs all, each that is inside of another holds one thread more."""
+    return step.op == LOOP or (step.op == BRANCH and not selects(step.attrs[1]))
 
 
 def _assigns_other_shape(step: Step, steps: tuple[Step, ...], feeds: tuple[Spec, ...]) -> str | None:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from coexec.lowering.body import Body
+from coexec.lowering.slices import BEGINS, sliced
 from tracer.nodedef import Symbol
 from tracer.spec import Spec
 
@@ -37,16 +38,25 @@ _MERGED: dict[str, frozenset[str]] = {
     "Expm1": frozenset({"Log1p"}),
 }
 
-# Gradients at zero, as the kernels compute them: XLA's own give NaN for the first, the steeper side for the others.
+# Gradients at the edge, as the kernels compute them. XLA's own give NaN for roots and reciprocals of zero, the steeper
+# side of (s)elu at zero, and zero for an infinite gradient of what relu cuts off, where the kernels give NaN.
+_ROOTS = frozenset({"SqrtGrad", "RsqrtGrad", "ReciprocalGrad", "InvGrad"})
+_GRADIENTS = frozenset({"SeluGrad", "EluGrad", "ReluGrad", "Relu6Grad"})
 _SCALE, _SCALE_ALPHA = 1.0507009873554805, 1.7580993408473768
 
 
 def as_kernel(body: Body, op: str, inputs: list[Any], attrs: tuple[Any, ...], specs: list[Spec]) -> list[Symbol]:
     """Adds an operation such that XLA gives for it what its kernel gives; returns its outputs, which have `specs`."""
+    if op in BEGINS and isinstance(inputs[BEGINS[op]], Symbol):
+        return [sliced(body, op, inputs, attrs, specs[0])]
     if not specs or not (specs[0].dtype.is_floating or specs[0].dtype.is_complex):
         return body.add(op, inputs, attrs, specs)
-    if op in ("SqrtGrad", "SeluGrad", "EluGrad"):
+    if op in _ROOTS or op in _GRADIENTS:
         return [_gradient(body, op, *(body.symbol(v, specs[0].enum) for v in inputs))]
+    if op == "Elu" or op == "Selu":
+        return [_exponential(body, op, body.symbol(inputs[0], specs[0].enum))]
+    if op == "Sign" and specs[0].dtype.is_floating:  # of negative zero: XLA gives that, the kernel zero
+        return [_without_negative_zeros(body, body.add(op, inputs, attrs, specs)[0])]
     if op == "TopKV2":  # XLA's order has 0.0 before -0.0, which are equal: the first of them is first
         values = body.symbol(inputs[0], specs[0].enum)
         indices = body.add(op, [_without_negative_zeros(body, values), inputs[1]], attrs, specs)[1]
@@ -68,25 +78,51 @@ def _gradient(body: Body, op: str, first: Symbol, second: Symbol) -> Symbol:
     def arithmetic(op: str, left: Any, right: Any) -> Symbol:
         return body.make(op, [left, right], enum, shape)
 
-    if op == "SqrtGrad":
+    if op in _ROOTS:
         y, dy = first, second
-        slope = arithmetic("RealDiv", arithmetic("Mul", dy, 0.5), y)
+        if y.spec.dtype.is_complex:
+            y = body.make("Conj", [y], enum, shape)
+        if op == "SqrtGrad":
+            slope = arithmetic("RealDiv", arithmetic("Mul", dy, 0.5), y)
+        elif op == "RsqrtGrad":
+            slope = arithmetic("Mul", arithmetic("Mul", arithmetic("Mul", dy, y), -0.5), arithmetic("Mul", y, y))
+            slope = _without_negative_zeros(body, slope)
+        else:
+            slope = arithmetic("Mul", arithmetic("Mul", arithmetic("Mul", y, y), -1.0), dy)
         return body.select(body.compare("Equal", dy, 0.0), _zeros(body, dy), slope)
     dy, y = first, second
+    if op in ("ReluGrad", "Relu6Grad"):
+        passed = body.compare("Greater", y, 0.0)
+        if op == "Relu6Grad":
+            passed = body.both(passed, body.compare("Less", y, 6.0))
+        return arithmetic("Mul", dy, barrier(body, body.make("Cast", [passed], enum, shape, DstT=enum)))
     added, scaled = (_SCALE_ALPHA, _SCALE) if op == "SeluGrad" else (1.0, 1.0)
     below = arithmetic("Mul", dy, arithmetic("AddV2", y, added))
     return body.select(body.compare("Less", y, 0.0), below, arithmetic("Mul", dy, scaled))
+
+
+def _exponential(body: Body, op: str, x: Symbol) -> Symbol:
+    """Returns elu or selu with `exp(x) - 1`, which is 0 for a small x; XLA's is not, and `SeluGrad` steeper below 0."""
+
+    def arithmetic(op: str, left: Any, right: Any) -> Symbol:
+        return body.make(op, [left, right], x.spec.enum, x.spec.shape)
+
+    below = arithmetic("Sub", barrier(body, body.make("Exp", [x], x.spec.enum, x.spec.shape)), 1.0)
+    above = x
+    if op == "Selu":
+        below, above = arithmetic("Mul", below, _SCALE_ALPHA), arithmetic("Mul", x, _SCALE)
+    return body.select(body.compare("Less", x, 0.0), below, above)
 
 
 def _kept_apart(body: Body, op: str, value: Any, merged: frozenset[str], enum: int) -> Any:
     if isinstance(value, list):
         return [_kept_apart(body, op, v, merged, enum) for v in value]
     if not isinstance(value, Symbol):
-        return _barrier(body, body.constant(value, enum)) if op in _ARITHMETIC else value
-    return _barrier(body, value) if value.op in merged else value
+        return barrier(body, body.constant(value, enum)) if op in _ARITHMETIC else value
+    return barrier(body, value) if value.op in merged else value
 
 
-def _barrier(body: Body, value: Symbol) -> Symbol:
+def barrier(body: Body, value: Symbol) -> Symbol:
     """Returns a value that the compiler does not look into."""
     return body.add("XlaOptimizationBarrier", [[value]], (), [value.spec])[0]
 

@@ -7,6 +7,7 @@ divergence needs no way back: what is pending is carried out, and a recorder tak
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,21 +15,23 @@ from typing import Any
 import tensorflow as tf
 
 from coexec.events import Kind, Ledger
-from coexec.lowering.failures import can_fail
 from coexec.options import Divergence, Options
+from coexec.runtime.flight import Flight
 from coexec.runtime.library import LibraryCalls
+from coexec.runtime.pending import Pending, carry_out, is_urgent, launch_beside
 from coexec.runtime.references import Reference, referenced
 from coexec.runtime.segments import Segments
+from coexec.runtime.structures import is_function
 from coexec.runtime.tapes import Tapes
 from tracer import intercept, operators
-from tracer.constants import constant_output
-from tracer.cursor import Cursor, Mismatch
+from tracer.constants import constant_output, index_outputs
+from tracer.cursor import FORCED, Cursor, Mismatch
 from tracer.errors import FailedTensor
-from tracer.graph import Node, Step, TraceGraph
+from tracer.graph import Step, TraceGraph
 from tracer.inputs import settle, small
 from tracer.intercept import tape_is_empty
-from tracer.lazy import LazyTensor, new_lazy
-from tracer.location import FREE, NAMED, place_of
+from tracer.lazy import LazyTensor, has_pending, new_lazy
+from tracer.location import place_of
 from tracer.op import plain_name, signature_of
 from tracer.recorder import FINALIZERS, Recorder
 from tracer.trace import Trace
@@ -37,46 +40,46 @@ _new = LazyTensor.__new__
 
 # Set by `coexec.testing`: the number of the operation at which the cursor reports a mismatch.
 forced_event: int = -1
-
 assert operators  # imported for what it installs
 
-# One for all calls: they may use each other's tensors and variables, in any order.
+# One for all calls: they may use each other's tensors and variables, in any order. In a forked child it is free.
 _lock = threading.RLock()
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 class Following:
     """The handler of one call that is followed; after a divergence it passes on to a recorder."""
 
+    lock = _lock
+
     def __init__(self, graph: TraceGraph, segments: Segments, ledger: Ledger, options: Options) -> None:
-        self.graph = graph
-        self.segments = segments
-        self.ledger = ledger
-        self.options = options
+        self.graph, self.segments, self.ledger, self.options = graph, segments, ledger, options
         self.cursor = Cursor(graph)
         self.values: list[LazyTensor] = []  # the tensors of the running segment
         self.constants: list[LazyTensor] = []  # those that were made of Python values
         self.forced = forced_event
         self.recorder: Recorder | None = None
         self.error: BaseException | None = None
-        self.owner = threading.get_ident()
-        self.device = intercept.device_in_scope()
-        self.deferred: BaseException | None = None  # an error that the program has still to see
+        self.owner, self.device = threading.get_ident(), intercept.device_in_scope()
+        self.deferred: BaseException | None = None  # an error that the next operation is to raise
+        self.unseen: BaseException | None = None  # an error that the call is to end with
         self.survivors: list[Reference] = []
+        self.telling: list[LazyTensor] = []  # those that are not to end before the call
         self.tapes = Tapes(self.constant)
         self.tapes.waiting = segments.has_regions and not self.tapes.foreign
-        self.lock = _lock
         self.open = self.options.regions and not self.tapes.foreign and not tf.distribute.has_strategy()
         self.library = LibraryCalls(self).call
-        self.regions = 0  # of them, those that were jumped over
+        self.assertions: dict[Step, Any] = {}  # what those of the running segment say that say something else each time
+        self.notes: dict[Step, Any] = {}  # the same of what Keras adds to errors
+        self.awaited: Step | None = None  # what is carried out while its place in the program waits for that
+        self.regions = self.jumped = 0  # library calls that were jumped over, and their operations
         self.launched = self.replayed = 0  # segments, as a whole and operation by operation
-
-    # What the hooks call.
+        self.flight: tuple[Step, Flight] | None = None  # what is being launched beside Python, up to which step
+        self.before: Any = None  # what the call before has left under way
+        self.ahead: Any = None  # what this one leaves
 
     def expected(self, op: str, args: tuple[Any, ...]) -> Any:
-        """Answers an operation if it is the one that comes next, and one tensor comes out; else returns None.
-
-        This and `Cursor.is_next` are 1 us of the 7 that an operation takes from Python.
-        """
+        """Answers an operation if it is the one that comes next, and one tensor comes out; else returns None."""
         with _lock:
             cursor = self.cursor
             step = cursor.step.hot
@@ -119,39 +122,27 @@ class Following:
             if step is not None and not step.host:
                 if not tape_is_empty():
                     self.tapes.record(step, op, args, result, cursor.externals)
-                if step.risky is not False and self._launches(step):
-                    del result
-                    return self._launch_guarded(step)
+                if step.risky is not False and is_urgent(self, step):
+                    self._launch_behind(step)
                 return result
         # Not under the lock: the operation may run Python on other threads, and wait for them.
         if step is None and self.recorder is not None:
             return self.recorder.fast(op, name, args)
-        return self._run(lambda: intercept.run_fast(op, name, args))
+        inputs = [v for v in args if isinstance(v, tf.Tensor)] if step is not None and step.early else None
+        return self._run(lambda: intercept.run_fast(op, name, args), inputs)
 
-    def _run(self, operation: Callable[[], Any]) -> Any:
-        """Runs an operation that is no part of a segment."""
-        self.tapes.bypassed()
+    def _run(self, operation: Callable[[], Any], inputs: list[Any] | None = None) -> Any:
+        """Runs an operation that is no part of a segment; `inputs`: all that tapes could watch, where that is known."""
+        self.tapes.noted(operation, inputs)
         with intercept.handling(None):
             result = operation()
-        self.cursor.made.update(t._id for t in intercept.flat_outputs(result))
+        self.cursor.made.update(t._id for t in intercept.flat_outputs(result) if isinstance(t, tf.Tensor))
         return result
-
-    def _launches(self, step: Step) -> bool:
-        """Whether an operation is carried out at once, since its failure matters to somebody at this place."""
-        node: Node = step.node  # type: ignore[assignment]  # only a root has none
-        if step.risky is None:
-            step.risky = node.guarded != FREE and can_fail(step)
-            step.settle_plain()
-        # In a library call that runs no user code only Keras could catch it, to note the layer: not worth a cut.
-        return step.risky and not (node.guarded == NAMED and self.tapes.steps is not None)
 
     def _match_fast(self, op: str, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         """Returns the step that the operation is; None after a divergence, or if it is no part of the program."""
         cursor = self.cursor
-        if op in FINALIZERS:
-            self._finalize(args)
-            return None, args
-        if self._is_forced():
+        if self._is_no_step(op, args):
             return None, args
         step = cursor.advance(op, args, None)
         if step is not None and step.host:
@@ -176,14 +167,23 @@ class Following:
             if step is None:
                 self._diverge(cursor.mismatch)
                 return None, args
-        if step.host:
+        if step.host and (not step.early or has_pending(args)):
             self._cut_for(step, op)
         return step, args
+
+    def _is_no_step(self, op: str, inputs: tuple[Any, ...]) -> bool:
+        """Whether an operation is no part of the program, or ends the following; lands what is in flight."""
+        if op in FINALIZERS:
+            self._finalize(inputs)
+            return True
+        if self.flight is not None:
+            self.flush()
+        return self._is_forced()
 
     def _is_forced(self) -> bool:
         if not 0 <= self.forced <= self.cursor.count():
             return False
-        self._diverge(_FORCED)
+        self._diverge(FORCED)
         return True
 
     def execute(self, device: Any, op: Any, inputs: Any, attrs: Any, outputs: int, cancel: Any) -> Any:
@@ -194,23 +194,22 @@ class Following:
                 self._raise_deferred()
             return recorder.execute(device, op, inputs, attrs, outputs, cancel)
         name = plain_name(op)
+        call = self.segments.functions.call
+        if self.forced < 0 and is_function(op) and (found := call(self, op, inputs)) is not None:
+            return found
         with _lock:
             step = self._match_execute(name, tuple(inputs), tuple(attrs or ()))
             if step is not None and not step.host:
                 result = self._answer(step)
-                if step.risky is not False and self._launches(step):
-                    del result
-                    return self._launch_guarded(step)
+                if step.risky is not False and is_urgent(self, step):
+                    self._launch_behind(step)
                 return result
         if step is None and self.recorder is not None:
             return self.recorder.execute(device, op, inputs, attrs, outputs, cancel)
         return self._run(lambda: intercept.run_execute(device, op, inputs, attrs, outputs, cancel))
 
     def _match_execute(self, name: str, inputs: tuple[Any, ...], attrs: tuple[Any, ...]) -> Any:
-        if name in FINALIZERS:
-            self._finalize(inputs)
-            return None
-        if self._is_forced():
+        if self._is_no_step(name, inputs):
             return None
         step = self.cursor.advance(name, inputs, attrs) or self.cursor.adopt("execute", name, inputs, attrs, ())
         if step is None:
@@ -233,14 +232,18 @@ class Following:
         self.constants.append(lazy)
         return lazy
 
+    def index(self, index: tuple[tuple[int, ...], ...]) -> list[Any]:
+        """Answers with lazy tensors of what an index consists of."""
+        lazies = [new_lazy(out, -1, self) for out in index_outputs(index)]
+        self.constants += lazies
+        return lazies
+
     def aside(self, inputs: Any, run: Any) -> Any:
         """Runs an operation that the program has placed on a device; it is no part of the graph."""
         if self.recorder is not None:
             return self.recorder.aside(inputs, run)
         self._finalize(inputs)
         return self._run(run)
-
-    # Answers.
 
     def _answer(self, step: Step) -> Any:
         key = self.cursor.base + step.first
@@ -252,24 +255,33 @@ class Following:
         self.values.extend(lazies)
         return step.arrange(lazies)
 
-    def _launch_guarded(self, step: Step) -> Any:
-        """Launches up to an operation that may fail where user code could catch it, and returns its result."""
-        lazies = self.values[len(self.values) - len(step.outputs) :] if step.outputs else []
-        self.flush()
-        return lazies[0] if step.single else step.arrange(lazies)
+    def _launch_behind(self, step: Step) -> None:
+        """Launches up to an operation that may fail where user code could catch it, or behind which Python pauses."""
+        if step.pause and self.cursor.step is step:  # accumulators issue operations of their own behind it
+            launch_beside(self)
+            return
+        self.awaited = step
+        try:
+            self.flush()
+        finally:
+            self.awaited = None
 
     # Cuts.
 
     def __enter__(self) -> None:
         intercept.enter_run(self)
 
-    def __exit__(self, raised: object, *_: object) -> None:
-        """Ends the call: everything is carried out, and an error that went unseen is raised."""
+    def __exit__(self, kind: object, raised: object, *_: object) -> None:
+        """Ends the call: everything is carried out, and an error that nobody could have caught is raised."""
         try:
             self.tapes.end()
             self.flush()
-            if self.deferred is not None and raised is None:
-                self._raise_deferred()
+            unseen = self.unseen
+            if unseen is not None and unseen is not raised and (raised is None or isinstance(raised, Exception)):
+                raise unseen
+        except BaseException:
+            self.flush()  # what an interrupt has put off
+            raise
         finally:
             intercept.leave_run(self)
 
@@ -277,11 +289,15 @@ class Following:
         """Carries out what is pending; the tensors that somebody still holds have values afterwards."""
         with _lock:
             cursor = self.cursor
+            cursor.step, flight = self.flight or (cursor.step, None)
+            if flight is not None:
+                cursor.step.pause = flight.is_worth_it()
             while cursor.step.parent is not None and cursor.step.end > len(self.values):
                 cursor.step = cursor.step.parent  # matched and not answered: an interrupt came in between
             if self.recorder is None and cursor.step.parent is not None:
-                self._carry_out(cursor.step)
-                cursor.cut()
+                carry_out(self, cursor.step)
+                if flight is not None:
+                    flight.resume()
 
     def settle_for(self, handles: list[Any]) -> None:
         """Carries out what is pending if that reads or writes one of these variables."""
@@ -308,47 +324,37 @@ class Following:
             if lazy._value is None:
                 raise FailedTensor("the operation that makes this tensor failed, or one before it did") from self.error
 
+    def decide(self, lazy: LazyTensor, frame: Any) -> bool:
+        """Returns the truth of a tensor, for which the code of `frame` asks."""
+        return self.segments.decisions.decide(self, lazy, frame)
+
     def _cut_for(self, step: Step, op: str) -> None:
         """Ends the segment before an operation that runs on its own, and goes on behind it."""
         assert step.parent is not None
         assert step.node is not None
         if step.parent.parent is not None:
             self.ledger.cause(Kind.CUT, f"{op} runs on its own: {step.node.host}", step.node.location)
-            self._carry_out(step.parent)
-        self.cursor.cut()
+            carry_out(self, step.parent)
+        else:
+            self.cursor.cut()
 
     def _finalize(self, inputs: Any) -> None:
         if any(e is v for v in inputs for e in self.cursor.externals):
             self.flush()
 
-    def _carry_out(self, last: Step) -> None:
-        self.tapes.keep()
-        # An interrupt may have come between two of these lists' growing.
-        values, feeds = self.values[: last.end], self.cursor.externals[: last.external]
-        handles, self.cursor.handles = self.cursor.handles, set()
-        self.values = []
-        held = referenced(values)
-        alive = [i for i in held if values[i]._out.const is None]
-        if handles:
-            intercept.settle_for([f for f in feeds if id(f) in handles], but=self)
-        try:
-            with tf.device(self.device) if self.device is not None else contextlib.nullcontext():
-                launched = self.segments.run(last, feeds, values, alive)
-            self.launched += launched
-            self.replayed += not launched
-        except BaseException as error:
-            self.error = error
-            # Where it is raised, somebody may swallow it who has nothing to do with it (a `try` that began later,
-            # another thread): then it is raised again, by the next operation or at the end of the call.
-            if not (last.risky and isinstance(error, Exception)) or threading.get_ident() != self.owner:
-                self.deferred = error
-            self.ledger.cause(Kind.FAILURE, f"{type(error).__name__}: {str(error)[:200]}", _where(last))
-            if self.recorder is None:
-                self.cursor.step = last
-                self.cursor.cut()
-                self._record_from_here()
-            raise
-        self.survivors += [Reference(values[i]) for i in held]
+    def fail(self, error: BaseException, pending: Pending) -> None:
+        """Goes on with a recorder behind a segment of which an operation has failed, or that was interrupted."""
+        last, self.error = pending.last, error
+        # Where it is raised, somebody may swallow it who has nothing to do with it (a `try` that began later,
+        # another thread): then it is raised again, by the next operation and at the end of the call.
+        expected = pending.at is last is self.awaited and last.risky and isinstance(error, Exception)
+        if not expected or threading.get_ident() != self.owner:
+            self.deferred = self.unseen = error
+        self.ledger.cause(Kind.FAILURE, f"{type(error).__name__}: {str(error)[:200]}", last.place)
+        if self.recorder is None:
+            self.cursor.step = last
+            self.cursor.cut()
+            self._record_from_here()
 
     def _raise_deferred(self) -> None:
         error, self.deferred = self.deferred, None
@@ -362,7 +368,7 @@ class Following:
         self.open = False
         del self.library
         held = [reference() for reference in self.survivors]
-        self.survivors, self.deferred = [], None
+        self.survivors, self.telling, self.deferred, self.unseen = [], [], None, None
         self.cursor.close()
         return [v for v in held if v is not None] + [constants[i] for i in referenced(constants)]
 
@@ -372,11 +378,10 @@ class Following:
         """Carries out what is pending and lets a recorder take over."""
         self.flush()
         assert mismatch is not None
-        text = f"{mismatch.kind}: expected {mismatch.expected}, saw {mismatch.seen}"
-        self.ledger.cause(Kind.DIVERGENCE, text, mismatch.location, _HINTS.get(mismatch.kind, ""))
+        self.ledger.cause(Kind.DIVERGENCE, str(mismatch), mismatch.location, mismatch.hint)
         recorder = self._record_from_here()
         if self.options.strict:
-            raise Divergence(f"{text}, at {mismatch.location}")
+            raise Divergence(f"{mismatch}, at {mismatch.location}")
         return recorder
 
     def _record_from_here(self) -> Recorder:
@@ -386,15 +391,3 @@ class Following:
         self.tapes.waiting = False
         self.recorder = Recorder(Trace(start=cursor.last), cursor.counts())
         return self.recorder
-
-
-def _where(last: Step) -> str:
-    return str(last.node.location) if last.node is not None else ""
-
-
-_FORCED = Mismatch("forced", "nothing", "a test that asks for a divergence", "coexec.testing.diverge_at")
-
-_HINTS = {
-    "new operation": "nothing, if this path is one of few; each is recorded once",
-    "new shapes": "give inputs of few shapes, for example by padding the last batch of an epoch",
-}

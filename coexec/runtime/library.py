@@ -2,40 +2,37 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
-import keras
-import numpy as np
-import tensorflow as tf
-
 from coexec.events import Kind
+from coexec.runtime.learning import Learning
+from coexec.runtime.patterns import Given, Pattern, pattern_of
+from coexec.runtime.pending import launch_beside
 from coexec.runtime.records import RegionEntry
-from coexec.runtime.references import referenced
 from coexec.runtime.regions import (
     LAST_RUN_AGAIN,
     MAX_REGIONS,
     Arguments,
     Opaque,
+    OpaqueArray,
     Region,
     anchor,
-    constants_of,
     fill_form,
-    form_of,
-    output_of,
-    slots_of,
-    steps_between,
+    is_worth_learning,
+    with_tensors,
 )  # fmt: skip
-from tracer.effects import Effects, watch
+from tracer import seeds
 from tracer.graph import Step
-from tracer.inputs import small
-from tracer.intercept import make_constant, tape_is_empty
+from tracer.intercept import answering_handler, tape_is_empty, variable_accessed
 from tracer.lazy import LazyTensor, eager_constant, new_lazy, unwrap
-from tracer.library import environment, gradient, layer_call, loss_call
+from tracer.library import Surroundings, call_context, gradient, layer_call, loss_call
 from tracer.location import call_stack, place_of
-from tracer.op import Const
-from tracer.private import EagerTensor, pywrap_tfe
-from tracer.spec import RESOURCE, spec_of
+from tracer.private import EagerTensor
+from tracer.spec import RESOURCE
+
+_new = LazyTensor.__new__
 
 
 class LibraryCalls:
@@ -45,6 +42,7 @@ class LibraryCalls:
         self.run = run
         self._origin = run.cursor.base
         self._outsiders: dict[int, tuple[int, Any]] = {}  # eager tensors by id: in which order they appeared
+        self._surroundings = Surroundings()
         self._kept: list[Any] = []  # what the key names by its id, beside arguments
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -57,19 +55,34 @@ class LibraryCalls:
             args = (args[0], list(args[1]), *args[2:])  # a `zip`, most often: it would be used up
             if run.recorder is not None or tapes.foreign:  # since then
                 return function(*args, **kwargs)
+        pattern: Pattern | None = run.cursor.step.pattern
+        if pattern is not None and pattern.function is function:
+            with run.lock:
+                given = self._given(pattern, args, kwargs)
+                if given is not None:
+                    return self._jump(pattern.region, function, args, given)
+        if run.flight is not None:
+            run.flush()
         start: Step = run.cursor.step
         arguments = Arguments(run.cursor)
-        if function is layer_call or function is loss_call:
-            args, kwargs = _with_tensors(args, kwargs)
         try:
-            key = self._key(function, args, kwargs, arguments)
+            try:
+                key = self._key(function, args, kwargs, arguments)
+            except OpaqueArray:
+                if function is layer_call or function is loss_call:
+                    args, kwargs = with_tensors(args, kwargs)
+                arguments = Arguments(run.cursor)
+                key = self._key(function, args, kwargs, arguments)
         except Opaque as reason:
             self._tell(function, str(reason))
-            return function(*args, **kwargs)
+            return self._run_plainly(function, args, kwargs)
         if start.regions is None:
             start.regions = {}
         region = start.regions.get(key)
         if region is None:
+            if not is_worth_learning(start.regions, function):
+                self._tell(function, "what it is given keeps changing")
+                return self._run_plainly(function, args, kwargs)
             if len(start.regions) >= MAX_REGIONS:
                 del start.regions[next(iter(start.regions))]
             region = start.regions[key] = Region(start, key, function)
@@ -79,18 +92,24 @@ class LibraryCalls:
                     entry.goes_into(region)
         region.visits += 1
         profiled = sys.getprofile() is not None  # then effects cannot be observed
-        if region.confirmed > 1 and (profiled or not region.is_due()):
+        if region.confirmed > 1 and (profiled or not (region.is_due() or run.options.validating)):
             with run.lock:
                 if self._fits(region, arguments):
+                    self._note(region, key, args, kwargs)
                     return self._jump(region, function, args, arguments)
         if profiled:
-            return function(*args, **kwargs)
+            return self._run_plainly(function, args, kwargs)
         if region.reason is not None:
             if region.visits < region.retry:
-                return function(*args, **kwargs)
+                return self._run_plainly(function, args, kwargs)
             region.retry += min(region.retry, LAST_RUN_AGAIN)
             region.reason = None
-        return self._learn(region, function, args, kwargs, arguments)
+        learning = Learning(run, region, args, arguments)
+        try:
+            return learning.call(kwargs)
+        finally:
+            if learning.remark is not None:
+                self._tell(function, learning.remark)
 
     def _tell(self, function: Any, reason: str) -> None:
         told = self.run.segments.told
@@ -98,12 +117,23 @@ class LibraryCalls:
             told.add((function, reason))
             self.run.ledger.cause(Kind.LIBRARY, f"{function.__qualname__}: {reason}", place_of())
 
+    def _run_plainly(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Makes a call as the program does; a tape that has given its gradient has no more use for its records."""
+        if function is not gradient or args[0]._tape is None:
+            return function(*args, **kwargs)
+        tapes = self.run.tapes
+        number = tapes.number(args[0]._tape._tape)
+        result = function(*args, **kwargs)
+        if args[0]._tape is None and number >= 0 and self.run.recorder is None:
+            tapes.finished(number)
+        return result
+
     # Keys.
 
     def _key(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: Arguments) -> Any:
-        self._kept, self._arguments = [], arguments
+        self._kept = []
         taped = not tape_is_empty()
-        around = environment(self._kept)
+        around = self._surroundings.environment(self._kept)
         if function is not gradient:
             given = arguments.key(args), arguments.key(kwargs) if kwargs else None
             return function, taped, around, given
@@ -113,26 +143,30 @@ class LibraryCalls:
         number = self._number = self.run.tapes.number(tape._tape._tape)
         if taped and (tape._persistent or any(active != number for active in self.run.tapes.active)):
             raise Opaque("a tape records the gradient")
-        history = self.run.tapes.history(number, self._place)
+        place = functools.partial(self._place, arguments)
+        history = self.run.tapes.history(number, place, self._origin)
         if history is None or number < 0:
             raise Opaque("its tape has records of operations outside of known library calls")
-        places = [self._place(v) for v in tf.nest.flatten((rest, kwargs))]
         kind = tape._persistent, tape._watch_accessed_variables
-        return function, kind, around, arguments.key(rest), arguments.key(kwargs), history, tuple(places)
+        given = arguments.key(rest), arguments.key(kwargs)
+        places = [place(v) for v in arguments.given]
+        if any(v._datatype_enum() == RESOURCE for _, v in self._outsiders.values()):  # else none can be a source's
+            places += [place(v) for v in arguments.anchors]
+        return function, kind, around, given, history, tuple(places)
 
-    def _place(self, value: Any) -> Any:
+    def _place(self, arguments: Arguments, value: Any) -> Any:
         """Names a tensor or variable by where in the call it has come from.
 
         Constants count as arguments: the gradient's operations may take them for what they are.
         """
         if type(value) is LazyTensor:
             if value._out.const is not None:
-                return self._arguments.key(value)
+                return arguments.key(value)
             if value._key >= self._origin:
                 return value._key - self._origin
         elif isinstance(value, EagerTensor):
             if self.run.cursor.constant_of(value) is not None:
-                return self._arguments.key(value)
+                return arguments.key(value)
         else:
             value = getattr(value, "handle", None)
         if value is None:
@@ -141,7 +175,33 @@ class LibraryCalls:
 
     # Jumps.
 
-    def _fits(self, region: Region, arguments: Arguments) -> bool:
+    def _given(self, pattern: Pattern, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given | None:
+        """Returns the tensors among the arguments if they are those of the region that came last here."""
+        run, region = self.run, pattern.region
+        if run.recorder is not None or run.flight is not None or run.options.validating:
+            return None
+        if region.confirmed < 2 or region.uses >= region.run_again or pattern.taped is tape_is_empty():
+            return None
+        if pattern.around is None:
+            if answering_handler() is None:
+                return None
+        elif pattern.around != self._surroundings.environment([]):
+            return None
+        given = pattern.given(args, kwargs, run.cursor)
+        if given is None or not self._fits(region, given):
+            return None
+        region.visits += 1
+        return given
+
+    def _note(self, region: Region, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Lets the next call at this place be compared with this one directly."""
+        if region.function is gradient:  # what its tape has seen counts, too
+            return
+        if region.pattern is None and not region.uses & (region.uses - 1):
+            region.pattern = pattern_of(region, args, kwargs, self.run.cursor, *key[1:3])
+        region.start.pattern = region.pattern
+
+    def _fits(self, region: Region, arguments: Arguments | Given) -> bool:
         run = self.run
         cursor = run.cursor
         if cursor.step is not region.start or len(run.values) != region.start.end:
@@ -149,15 +209,20 @@ class LibraryCalls:
         if 0 <= run.forced <= cursor.count() + region.end.depth - region.start.depth:
             return False
         first = region.first
-        if first is not None and first.checked and first.frames != call_stack()[0]:
+        if first is not None and first.checked and not first.is_inside(call_stack()[0]):
             return False
-        if not cursor.handles.isdisjoint(region.handles):
+        if region.handles and not cursor.handles.isdisjoint(region.handles):
             return False
-        if any(arguments.consts[number] != const for number, const in region.baked):
-            return False
-        return all(cursor.externals[k] is value for k, value in region.pins)
+        if region.read or region.taken:
+            for number, const in (*region.read, *region.taken):
+                if arguments.const(number) != const:
+                    return False
+        for k, value in region.pins:  # noqa: SIM110  (`all` of a generator takes three times as long)
+            if cursor.externals[k] is not value:
+                return False
+        return True
 
-    def _jump(self, region: Region, function: Any, args: tuple[Any, ...], arguments: Arguments) -> Any:
+    def _jump(self, region: Region, function: Any, args: tuple[Any, ...], arguments: Arguments | Given) -> Any:
         run = self.run
         cursor, tapes = run.cursor, run.tapes
         region.uses += 1
@@ -169,11 +234,31 @@ class LibraryCalls:
         externals = cursor.externals
         for source, value in region.feeds:
             externals.append(unwrap(arguments.tensors[value]) if source == "argument" else self._feed(source, value))
-        cursor.handles |= region.handles
+        if region.handles:
+            cursor.handles |= region.handles
+        if region.seeds[0] or len(cursor.seeds) > region.start.draws:
+            cursor.seeds[region.start.draws :] = seeds.draw(*region.seeds)
         values, base = run.values, cursor.base
         first = region.start.end
-        values.extend([None] * (region.end.end - first))
+        values += [None] * (region.end.end - first)
+        cursor.step = region.end
+        run.regions += 1
+        run.jumped += region.end.depth - region.start.depth
+        run.segments.has_regions = True
+        if region.context:
+            (call_context() or {}).update(region.context)  # there is one: it is part of the key
+        if region.notes:
+            run.notes.update(region.notes)
+        if region.gives_nothing and not (region.recorded or region.end.pause or function is gradient):
+            return None
         made: dict[int, Any] = {}
+
+        for number, out in region.made:
+            lazy = made[number] = values[number] = _new(LazyTensor)  # `new_lazy`, without the call
+            lazy._out = out
+            lazy._key = base + number
+            lazy._run = run
+            lazy._value = None
 
         def tensor(form: Any) -> Any:
             kind, number = form
@@ -186,19 +271,17 @@ class LibraryCalls:
                 lazy = made[number] = values[number] = new_lazy(region.outputs[number], base + number, run)
             return lazy
 
-        cursor.step = region.end
-        run.regions += 1
-        run.segments.has_regions = True
+        build = region.build
+        result = fill_form(region.result, tensor) if build is None else build(made, arguments.given)
         if region.recorded and function is not gradient:
             for variable in region.accessed:
-                pywrap_tfe.TFE_Py_TapeVariableAccessed(variable)
+                variable_accessed(variable)
             inner = {a._key - base: a for a in arguments.tensors if type(a) is LazyTensor and a._out.const is None}
-            result = fill_form(region.result, tensor)
             tapes.add(RegionEntry(region, arguments.given, {**inner, **made}, run, tapes.active))
-            return result
-        result = fill_form(region.result, tensor)
-        if function is gradient and not args[0]._persistent:
+        elif function is gradient and not args[0]._persistent:
             tapes.finished(self._number)
+        if region.end.pause:
+            launch_beside(run)
         return result
 
     def _feed(self, source: str, value: Any) -> Any:
@@ -210,142 +293,6 @@ class LibraryCalls:
         at, place = value
         return unwrap(self.run.tapes.entries_of(self._number)[at].get(place))
 
-    # Learning.
-
-    def _learn(
-        self, region: Region, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: Arguments
-    ) -> Any:
-        run = self.run
-        cursor, tapes = run.cursor, run.tapes
-        roots = [v for v in arguments.anchors if v is not args[0]] if function is gradient else arguments.anchors
-        ended = len(cursor.ended)
-        number = tapes.number(args[0]._tape._tape) if function is gradient else -1
-        entries = tapes.entries_of(number)
-        arguments.settle()
-        tapes.catch_up()
-        tapes.steps, tapes.variables, tapes.touched = [], [], False
-        run.open = False
-        effects = Effects(roots)
-        try:
-            with effects:
-                result = function(*args, **kwargs)
-        finally:
-            run.open = True
-            recorded, tapes.steps = tapes.steps, None
-            accessed, tapes.variables = tapes.variables, None
-        if run.recorder is not None:
-            return result  # what it does was not known yet
-        reason = effects.reason
-        if reason is None and (len(cursor.ended) != ended or cursor.step is region.start):
-            reason = "its operations are not followed in one go"
-        if reason is None and tapes.touched and function is not gradient:
-            reason = "it works on tapes itself"
-        if reason is None:
-            try:
-                with run.lock:
-                    read, is_gradient = effects.read, function is gradient
-                    self._fill(region, arguments, read, result, recorded, accessed, entries, is_gradient)
-            except Opaque as error:
-                reason = str(error)
-        if reason is not None:
-            # User code will hardly go away, and learning keeps the library calls that it makes from being jumped over.
-            region.refuse(reason, effects.runs_user_code)
-            self._tell(function, reason)
-        else:
-            watch(effects.objects, region)
-        if number >= 0 and args[0]._tape is None:
-            tapes.finished(number)
-        return result
-
-    def _fill(
-        self,
-        region: Region,
-        arguments: Arguments,
-        read: set[int],
-        result: Any,
-        recorded: list[Step],
-        accessed: list[Any],
-        entries: list[Any],
-        is_gradient: bool,
-    ) -> None:
-        run = self.run
-        cursor = run.cursor
-        start, end = region.start, cursor.step
-        steps = steps_between(start, end)
-        if steps is None or any(step.host for step in steps):
-            raise Opaque("its operations are not followed in one go")
-        outputs = output_of(steps)
-        for number, out in output_of(start.chain()).items():
-            outputs[number] = out
-        numbers = {v._key - cursor.base for v in arguments.tensors if type(v) is LazyTensor}
-        pins: dict[int, Any] = {}
-        for step in steps:
-            for slot in slots_of(step):
-                if 0 <= slot < start.end and slot not in numbers and not is_gradient:
-                    raise Opaque("it uses a tensor that it was not given")
-                if slot < 0 and -1 - slot < start.external:
-                    known = cursor.externals[-1 - slot]
-                    # What a gradient takes from before was recorded by its tape, whose history is part of the key.
-                    if not is_gradient and not any(known is v for v in arguments.tensors):
-                        pins[-1 - slot] = known
-        feeds = [self._source(v, arguments, entries) for v in cursor.externals[start.external : end.external]]
-        form = form_of(result, lambda tensor: self._result(tensor, arguments, start.end, end.end))
-        window = run.values[start.end : end.end]
-        del run.values[start.end : end.end]
-        interior = [start.end + i for i in referenced(window) if window[i]._out.const is None]
-        run.values[start.end : start.end] = window
-        new = cursor.externals[start.external : end.external]
-        region.handles = {id(v) for v in new if v._datatype_enum() == RESOURCE}
-        region.outputs = outputs
-        region.first = steps[0] if steps else None
-        before = region.confirmed
-        # The value of an argument that some operation has taken for a constant, or Python has read, decides what the
-        # operations are.
-        used = {const for step in steps for const in constants_of(step)}
-        known = list(zip(arguments.tensors, arguments.consts, strict=True))
-        baked = [
-            (n, const) for n, (v, const) in enumerate(known) if const is not None and (const in used or id(v) in read)
-        ]
-        if not read.issubset(id(v) for v, const in known if const is not None):
-            raise Opaque("its Python reads the value of a tensor")
-        agreed = region.fill(
-            baked=baked,
-            end=end,
-            feeds=feeds,
-            pins=sorted(pins.items()),
-            result=form,
-            recorded=recorded,
-            accessed=accessed,
-        )
-        interior = interior if recorded else []
-        region.interior = sorted({*region.interior, *interior}) if agreed else interior
-        if before and not agreed:
-            self._tell(region.function, "two runs of it did not agree")
-
-    def _source(self, value: Any, arguments: Arguments, entries: list[Any]) -> tuple[str, Any]:
-        for number, known in enumerate(arguments.tensors):
-            if known is value:
-                return "argument", number
-        for at, entry in enumerate(entries):
-            place = entry.find(value)
-            if place is not None:
-                return "earlier", (at, place)
-        if id(value) in self.run.cursor.numbers and small(array := np.asarray(value._numpy_internal())):
-            return "number", (spec_of(value), Const(array))  # made anew on every call
-        return "same", value
-
-    def _result(self, tensor: Any, arguments: Arguments, first: int, end: int) -> Any:
-        for number, known in enumerate(arguments.given):
-            if known is tensor:
-                return "argument", number
-        if type(tensor) is LazyTensor:
-            if tensor._out.const is not None:
-                return "constant", tensor._out
-            number = tensor._key - self.run.cursor.base
-            if first <= number < end:
-                return "tensor", number
-        raise Opaque("its result is a tensor from elsewhere")
-
 
 def _use_up(tape: Any) -> None:
     """Leaves a tape as `gradient` leaves it."""
@@ -354,37 +301,3 @@ def _use_up(tape: Any) -> None:
             tape._pop_tape()
         tape._watched_variables = tape._tape.watched_variables()
         tape._tape = None
-
-
-def _with_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the arguments of a layer or loss with arrays as the tensors that it would make of them first of all."""
-    if not _has_arrays(args) and not _has_arrays(tuple(kwargs.values())):
-        return args, kwargs
-    holder, wanted = args[0], None
-    if isinstance(holder, keras.layers.Layer):
-        if not getattr(holder, "_convert_input_args", False):
-            return args, kwargs
-    else:
-        wanted = getattr(holder, "dtype", "")  # another float would be rounded by NumPy
-
-    def convert(value: Any) -> Any:
-        kind = type(value)
-        if kind is np.ndarray and (wanted is None or value.dtype.kind in "iub" or value.dtype == wanted):
-            try:
-                return make_constant(value, None)
-            except (TypeError, ValueError):
-                return value  # the library shall say what is wrong with it
-        if kind is list or kind is tuple:
-            return kind([convert(v) for v in value])
-        if kind is dict:
-            return {k: convert(v) for k, v in value.items()}
-        return value
-
-    return convert(args), convert(kwargs)
-
-
-def _has_arrays(value: Any) -> bool:
-    kind = type(value)
-    if kind is list or kind is tuple:
-        return any(_has_arrays(v) for v in value)
-    return kind is np.ndarray or (kind is dict and _has_arrays(list(value.values())))

@@ -27,7 +27,7 @@ class Entry:
         self.step = step
         self.op = op
         # The program may change lists that it has given or got.
-        self.args = tuple([list(value) if isinstance(value, list) else value for value in args])
+        self.args = tuple([list(value) if isinstance(value, list) else value for value in args]) if step.lists else args
         self.result = list(flat_outputs(result))
         self.tapes = tapes
 
@@ -39,12 +39,26 @@ class Entry:
         """Operations never end."""
 
     def given(self) -> list[Any]:
-        """Returns the tensors given."""
-        arity = self.step.arity
-        flat: list[Any] = []
-        for value in self.args[:arity]:
-            flat.extend(value) if isinstance(value, (list, tuple)) else flat.append(value)
-        return [v for v in flat if isinstance(v, EagerTensor)]
+        """Returns the tensors given, but for constants: what those are is the step's."""
+        step = self.step
+        if step.lists:
+            return [v for v, slot in self._inputs() if slot != CONST]
+        pairs = zip(self.args, step.slots, strict=False)  # attributes follow
+        return [v for v, slot in pairs if slot != CONST and isinstance(v, EagerTensor)]
+
+    def constants(self) -> list[Any]:
+        """Returns the tensors given that are constants."""
+        return [v for v, slot in self._inputs() if slot == CONST]
+
+    def _inputs(self) -> list[tuple[Any, int]]:
+        """Returns the tensors given, each with where its step takes it from."""
+        inputs: list[tuple[Any, int]] = []
+        for i, (value, slot) in enumerate(zip(self.args, self.step.slots, strict=False)):  # attributes follow
+            if slot == LIST:
+                inputs += zip(value, self.step.lists[i][0], strict=True)
+            else:
+                inputs.append((value, slot))
+        return [pair for pair in inputs if isinstance(pair[0], EagerTensor)]
 
     def find(self, value: Any) -> Any:
         """Returns what `get` finds this eager tensor by; None if it is not known here."""
@@ -58,7 +72,7 @@ class Entry:
         return self._tensors()[number]
 
     def _tensors(self) -> list[Any]:
-        return [*self.given(), *flat_outputs(self.result)]
+        return [*(v for v, _ in self._inputs()), *self.result]
 
     def record(self, constant: Constant) -> None:
         """Puts the operation on the active tapes."""
@@ -69,8 +83,8 @@ class RegionEntry:
     """What a region that was jumped over would have put on tapes."""
 
     __slots__ = (
-        "_interior", "_outputs", "_recorded", "_run", "_values", "aliases", "arguments", "externals", "region", "tapes",
-        "tensors", "version",
+        "_aliases", "_interior", "_outputs", "_recorded", "_run", "_values", "arguments", "externals", "region",
+        "tapes", "tensors", "version",
     )  # fmt: skip
 
     def __init__(
@@ -86,8 +100,7 @@ class RegionEntry:
         # As they are now: regions learn.
         self._interior, self._outputs, self._recorded = region.interior, region.outputs, region.recorded
         self.tapes = tapes
-        # Eager tensors that came in as lazy ones, as which the tapes know them.
-        self.aliases = {id(a._value): a for a in arguments if type(a) is LazyTensor and a._value is not None}
+        self._aliases: dict[int, Any] | None = None
 
     def identity(self) -> Any:
         """Returns what this did, as far as it does not follow from the tensors given."""
@@ -106,6 +119,10 @@ class RegionEntry:
             if number not in self.tensors:
                 lazy = new_lazy(self._outputs[number], base + number, self._run)
                 values[number] = self.tensors[number] = lazy
+
+    def constants(self) -> list[Any]:
+        """Those given count as arguments, the others are the region's."""
+        return []
 
     def goes_into(self, region: Region) -> None:
         """Lets a gradient's region end with this one."""
@@ -147,7 +164,10 @@ class RegionEntry:
     def _tensor(self, slot: int) -> Any:
         if slot < 0:
             real = self.externals[-1 - slot]
-            return self.aliases.get(id(real), real)
+            if self._aliases is None:  # eager tensors that came in as lazy ones, as which the tapes know them
+                lazies = [a for a in self.arguments if type(a) is LazyTensor and a._value is not None]
+                self._aliases = {id(a._value): a for a in lazies}
+            return self._aliases.get(id(real), real)
         tensor = self.tensors.get(slot)
         if tensor is None:  # nobody will ever ask for its value: tapes hold those that they need
             tensor = self.tensors[slot] = new_lazy(self._outputs[slot], -1, None)

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from tracer.lazy import LazyTensor
+from tracer.private import EagerTensor
 
 getrefcount = sys.getrefcount
+getweakrefcount = weakref.getweakrefcount
+
+# What a tensor may hold besides lazy ones without being `telling`.
+_SILENT = (EagerTensor, bool, int, float, str, type(None))
 
 
 class Reference(weakref.ref):
@@ -19,7 +25,42 @@ class Reference(weakref.ref):
 
 def referenced(values: list[Any]) -> list[int]:
     """Returns the numbers of the tensors that somebody but `values` holds; there is none where it has None."""
-    return [i for i, value in enumerate(values) if getrefcount(value) > _UNREFERENCED and value is not None]
+    return [i for i, value in enumerate(values) if value is not None and getrefcount(value) > _UNREFERENCED]
+
+
+def let_go(values: list[Any]) -> list[int]:
+    """Replaces by None what nobody but `values` holds; returns the numbers of the tensors that are left.
+
+    A tensor that nobody wants may hold others: Keras notes on an activation what it was made of.
+    """
+    held = referenced(values)
+    while True:
+        kept: list[Any] = [None] * len(values)
+        for i in held:
+            kept[i] = values[i]
+        values[:] = kept
+        kept.clear()
+        still = _still_referenced(values, held)
+        if len(still) == len(held):
+            return held
+        held = still
+
+
+def _still_referenced(values: list[Any], numbers: list[int]) -> list[int]:
+    return [i for i in numbers if getrefcount(values[i]) > _UNREFERENCED_ITEM]
+
+
+def telling(values: list[Any]) -> list[LazyTensor]:
+    """Returns the tensors whose end user code may hear of: by weak references, or objects that only they hold.
+
+    It may issue operations, for which a call is not ready while it carries out others. The call itself has no
+    references to them yet.
+    """
+    return [v for v in values if v is not None and (getweakrefcount(v) or (v.__dict__ and not _holds_tensors(v)))]
+
+
+def _holds_tensors(lazy: LazyTensor) -> bool:
+    return all(type(held) is LazyTensor or isinstance(held, _SILENT) for held in lazy.__dict__.values())
 
 
 def is_known(lazy: LazyTensor, holders: int, watched: bool) -> bool:
@@ -30,19 +71,19 @@ def is_known(lazy: LazyTensor, holders: int, watched: bool) -> bool:
     if getrefcount(lazy) > holders + 1 or (watched and lazy.has_id()):
         return True
     # The call keeps a weak reference of its own to each tensor that an operation made.
-    return weakref.getweakrefcount(lazy) > (lazy._key >= 0)
+    return getweakrefcount(lazy) > (lazy._key >= 0)
 
 
-def _calibrate() -> int:
-    """Measures what `getrefcount` says inside `referenced` of an object that only the list holds."""
-    global _UNREFERENCED
+def _calibrate(threshold: str, find: Callable[[list[Any]], list[int]]) -> None:
+    """Sets a threshold to what `getrefcount` says, inside of `find`, of an object that only the list holds."""
     values = [object() for _ in range(8)]
     for count in range(20):
-        _UNREFERENCED = count
-        if not referenced(values):
-            return count
+        globals()[threshold] = count
+        if not find(values):
+            return
     raise RuntimeError("reference counts do not tell who holds an object")
 
 
-_UNREFERENCED = 0
-_UNREFERENCED = _calibrate()
+_UNREFERENCED = _UNREFERENCED_ITEM = 0
+_calibrate("_UNREFERENCED", referenced)
+_calibrate("_UNREFERENCED_ITEM", lambda values: _still_referenced(values, list(range(len(values)))))

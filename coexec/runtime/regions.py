@@ -15,18 +15,21 @@ import weakref
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tracer.cursor import Cursor
 from tracer.effects import Watcher
 from tracer.graph import CONST, LIST, Step
 from tracer.inputs import PLAIN
+from tracer.intercept import make_constant
 from tracer.lazy import LazyTensor, Output
 from tracer.op import Const, freeze
 from tracer.private import EagerTensor, is_resource_variable
 from tracer.spec import spec_of
 
 MAX_REGIONS = 64  # behind one step
+MAX_ONCE = 8  # of them, those of one function whose key has come once: a message with a number in it, say
 MAX_CHANGES = 16  # so often may the objects of a region be written to before it is given up
 
 # A region is run again after this many uses, and then after ten times as many, until every thousandth.
@@ -38,6 +41,10 @@ FIRST_RETRY = 2
 
 class Opaque(Exception):
     """An argument or result that cannot be compared from call to call; never leaves the runtime."""
+
+
+class OpaqueArray(Opaque):
+    """An argument is an array, of which its layer would make a tensor."""
 
 
 class Region(Watcher):
@@ -58,22 +65,32 @@ class Region(Watcher):
         self.first: Step | None = None
         self.outputs: dict[int, Output] = {}  # by number: the segment's up to the region's end
         self.feeds: list[tuple[str, Any]] = []  # where each tensor from outside comes from
+        self.seeds: tuple[int, list[int]] = 0, []  # how many its Python draws, which of them its operations take
         self.handles: set[int] = set()  # ids of the variables among them
-        self.baked: list[tuple[int, Const]] = []  # arguments whose value is part of the operations
+        self.read: list[tuple[int, Const]] = []  # arguments whose value its Python reads
+        self.taken: list[tuple[int, Const]] = []  # and those whose value operations have taken for a constant
         self.pins: list[tuple[int, Any]] = []  # feeds of operations before that must be these objects
+        self.context: dict[str, Any] = {}  # what its layers leave in Keras' call context for those behind them
+        self.notes: dict[Step, Any] = {}  # what Keras adds to errors of its operations, where others have it otherwise
         self.result: Any = None  # its form
+        self.build: Any = None  # what makes it of its tensors, where that is simple
+        self.made: list[tuple[int, Output]] = []  # these, without those that were given
+        self.gives_nothing = False  # as an assertion
         self.recorded: list[Step] = []  # what tapes record
         self.accessed: list[Any] = []  # the variables that tapes hear of
         self.gradients: weakref.WeakSet[Region] = weakref.WeakSet()  # whose keys name this region
         self.interior: list[int] = []  # tensors that nobody but tapes hold
+        self.pattern: Any = None  # the arguments in the key, to be compared one by one
 
     def fill(self, **parts: Any) -> bool:
         """Takes what a run has found; returns whether it is what the run before has found."""
         same = self.confirmed > 0 and all(_same(getattr(self, name), value) for name, value in parts.items())
         for name, value in parts.items():
             setattr(self, name, value)
+        self.gives_nothing = self.result[0] == "object" and self.result[1] is None
         self.confirmed = self.confirmed + 1 if same else 1
         self.version += not same
+        self.build, self.made = builder_of(self.result, self.outputs)
         return same
 
     def refuse(self, reason: str, for_long: bool = False) -> None:
@@ -106,6 +123,17 @@ class Region(Watcher):
         return True
 
 
+def is_worth_learning(regions: dict[Any, Region], function: Any) -> bool:
+    """Returns whether a call with a key of its own is to be learnt: not where most such keys never came again."""
+    once = [region for region in regions.values() if region.visits == 1 and region.function is function]
+    if len(once) < MAX_ONCE:
+        return True
+    once[0].retry += 1
+    if once[0].retry > LAST_RUN_AGAIN // MAX_ONCE:  # now and then one of another kind gets its chance
+        del regions[once[0].key]
+    return False
+
+
 def _same(one: Any, other: Any) -> bool:
     if one is other:
         return True
@@ -129,6 +157,7 @@ class Arguments:
         self._externals = cursor.externals
         self._constant_of = cursor.constant_of
         self.tensors: list[Any] = []  # lazy tensors of the running segment, constants, else eager ones
+        self._numbers: dict[int, int] = {}  # of these, by their ids
         self.given: list[Any] = []  # the same as the program gave them, which is how tapes know them
         self.consts: list[Const | None] = []  # the values of those that operations may take for constants
         self.anchors: list[Any] = []  # objects that count by identity
@@ -138,25 +167,29 @@ class Arguments:
         self.tensors = [v.resolve() if type(v) is LazyTensor and v._out.const is not None else v for v in self.tensors]
 
     def key(self, value: Any) -> Any:
-        """Returns a hashable stand-in of a value, equal exactly where the library would do the same."""
+        """Returns a hashable stand-in of a value, equal exactly where the library would do the same.
+
+        Asked some fifty times a training step: what a value is follows from its type, which is looked up.
+        """
         kind = type(value)
-        if kind is LazyTensor or kind is EagerTensor:
-            marks = _marks(value)
+        what = kind_of(value)
+        if what is OBJECT:
+            self.anchors.append(value)
+            return id(value)
+        if what is TENSOR:
+            marks = value.__dict__ and marks_of(value)
             if not marks:
                 return self._tensor(value)
             return "marked", self._tensor(value), tuple([(name, self.key(mark)) for name, mark in marks.items()])
-        if kind is list or kind is tuple:
+        if what is SEQUENCE:
             return kind, tuple([self.key(v) for v in value])
-        if kind is dict:
-            return dict, tuple([(self.key(k), self.key(v)) for k, v in value.items()])
-        if isinstance(value, tf.IndexedSlices):
-            return "slices", self.key(value.values), self.key(value.indices), self.key(value.dense_shape)
-        if kind in _SCALARS or isinstance(value, (tf.DType, tf.TensorShape)):
+        if what is SCALAR:
             return freeze(value)
-        if isinstance(value, _OBJECTS) or is_resource_variable(value):
-            self.anchors.append(value)
-            return "object", id(value)
-        raise Opaque(f"an argument is a {kind.__name__}")
+        if what is DICT:
+            return dict, tuple([(self.key(k), self.key(v)) for k, v in value.items()])
+        if what is SLICES:
+            return "slices", self.key(value.values), self.key(value.indices), self.key(value.dense_shape)
+        raise (OpaqueArray if kind is np.ndarray else Opaque)(f"an argument is a {kind.__name__}")
 
     def _tensor(self, value: Any) -> Any:
         given = value
@@ -181,26 +214,88 @@ class Arguments:
         spec = spec_of(value)
         return "new", self._add(value, given, self._constant_of(value)), spec.enum, spec.shape
 
+    def const(self, number: int) -> Const | None:
+        """Returns the value of a tensor that operations may take for a constant."""
+        return self.consts[number]
+
     def _add(self, value: Any, given: Any, const: Const | None = None) -> int:
-        for number, known in enumerate(self.tensors):
-            if known is value:
-                return number
-        self.tensors.append(value)
-        self.given.append(given)
-        self.consts.append(const)
-        return len(self.tensors) - 1
+        number = self._numbers.setdefault(id(value), len(self.tensors))
+        if number == len(self.tensors):
+            self.tensors.append(value)
+            self.given.append(given)
+            self.consts.append(const)
+        return number
 
 
-_SCALARS = frozenset({int, float, bool, complex, str, bytes, type(None)})
+_SCALARS = (int, float, bool, complex, str, bytes, type(None))
 _OBJECTS = (
     keras.layers.Layer, keras.losses.Loss, keras.metrics.Metric, keras.optimizers.Optimizer, keras.Variable,
     tf.UnconnectedGradients,
 )  # fmt: skip
 
+# What the values of a type are, as far as keys go.
+TENSOR, SEQUENCE, DICT, SCALAR, SLICES, OBJECT, OTHER = (
+    "tensor", "sequence", "dict", "scalar", "slices", "object", "other"
+)  # fmt: skip
+_WHAT: dict[type, str] = {}
+MAX_TYPES = 1000  # of them; a program may make ever new ones
 
-def _marks(tensor: Any) -> dict[str, Any]:
+
+def kind_of(value: Any) -> str:
+    """Returns what a value is, as far as keys go."""
+    kind = type(value)
+    return _WHAT.get(kind) or _what_is(value, kind)
+
+
+def _what_is(value: Any, kind: type) -> str:
+    if kind is LazyTensor or kind is EagerTensor:
+        what = TENSOR
+    elif kind is list or kind is tuple:
+        what = SEQUENCE
+    elif kind is dict:
+        what = DICT
+    elif issubclass(kind, tf.IndexedSlices):
+        what = SLICES
+    elif kind in _SCALARS or issubclass(kind, (tf.DType, tf.TensorShape)):
+        what = SCALAR
+    elif issubclass(kind, _OBJECTS) or is_resource_variable(value):
+        what = OBJECT
+    else:
+        what = OTHER
+    if len(_WHAT) > MAX_TYPES:
+        _WHAT.clear()
+    _WHAT[kind] = what
+    return what
+
+
+def marks_of(tensor: Any) -> dict[str, Any]:
     """Returns what Keras has noted on a tensor: its mask, the logits it was made of."""
     return {name: value for name, value in vars(tensor).items() if value is not None}
+
+
+def with_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the arguments of a layer or loss with arrays as the tensors that it would make of them first of all."""
+    holder, wanted = args[0], None
+    if isinstance(holder, keras.layers.Layer):
+        if not getattr(holder, "_convert_input_args", False):
+            return args, kwargs
+    else:
+        wanted = getattr(holder, "dtype", "")  # another float would be rounded by NumPy
+
+    def convert(value: Any) -> Any:
+        kind = type(value)
+        if kind is np.ndarray and (wanted is None or value.dtype.kind in "iub" or value.dtype == wanted):
+            try:
+                return make_constant(value, None)
+            except (TypeError, ValueError):
+                return value  # the library shall say what is wrong with it
+        if kind is list or kind is tuple:
+            return kind([convert(v) for v in value])
+        if kind is dict:
+            return {k: convert(v) for k, v in value.items()}
+        return value
+
+    return convert(args), convert(kwargs)
 
 
 def anchor(region: Region, objects: list[Any]) -> None:
@@ -216,7 +311,7 @@ def form_of(value: Any, place: Any) -> Any:
     """Returns the form of a result with its tensors replaced by what `place` says of them."""
     kind = type(value)
     if kind is LazyTensor or kind is EagerTensor:
-        marks = _marks(value)
+        marks = marks_of(value)
         if not marks:
             return place(value)
         return "marked", place(value), {name: form_of(mark, place) for name, mark in marks.items()}
@@ -246,6 +341,34 @@ def fill_form(form: Any, tensor: Any) -> Any:
             setattr(made, name, fill_form(mark, tensor))
         return made
     return form[1] if kind == "object" else tensor(form)
+
+
+def builder_of(form: Any, outputs: dict[int, Output]) -> tuple[Any, list[tuple[int, Output]]]:
+    """Returns what makes a result of its tensors by number, and of those given, and which it takes; None: `fill_form`.
+
+    Lists and tuples of tensors, which is what most layers return, are made without asking each time what they are.
+    """
+    numbers: dict[int, Output] = {}
+
+    def written(form: Any) -> str | None:
+        kind = form[0]
+        if kind == "tensor":
+            numbers[form[1]] = outputs[form[1]]
+            return f"made[{form[1]}]"
+        if kind == "argument":
+            return f"given[{form[1]}]"
+        if kind is list or kind is tuple:
+            items = [written(f) for f in form[1]]
+            if None in items:
+                return None
+            inner = "".join(f"{item}, " for item in items)
+            return f"[{inner}]" if kind is list else f"({inner})"
+        return "None" if kind == "object" and form[1] is None else None
+
+    source = written(form) if form is not None else None
+    if source is None:
+        return None, []
+    return eval(f"lambda made, given: {source}"), list(numbers.items())
 
 
 def steps_between(start: Step, end: Step) -> list[Step] | None:

@@ -2,63 +2,165 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
+from coexec.lowering.failures import ASSERTION
+from coexec.lowering.randomness import PHILOX, STATELESS, words_of
+from coexec.runtime.assertions import fail
+from coexec.runtime.notes import note_of
+from coexec.runtime.pending import Pending
+from tracer.block import BRANCH, CALL, STRUCTURES, Block
 from tracer.graph import CONST, LIST, Step, spec_of_constant
 from tracer.inputs import python_spec
 from tracer.intercept import fast_execute, flat_outputs, handling, make_constant, run_execute
 from tracer.lazy import eager_constant
 from tracer.location import raise_at
 from tracer.op import Const, signature_of
-from tracer.private import context, core, record
+from tracer.private import EagerTensor, context, core, record
+from tracer.seeds import Pair, join
+from tracer.spec import intern_spec
 
 
-def replay(steps: list[Step], feeds: list[Any], values: list[Any]) -> None:
-    """Runs the steps in order and gives each lazy tensor among `values` its eager one (None: nobody wants it).
+def replay(pending: Pending, seeds: list[Pair]) -> None:
+    """Runs a segment's operations in order and gives each lazy tensor that somebody wants its eager one.
 
-    A failing operation raises what it raises eagerly; those before it have run, those behind it have not.
+    A failing operation raises what it raises eagerly, and `pending.at` is its step; those before it have run, those
+    behind it have not.
     """
-    ctx = context.context()
-    real: list[Any] = [None] * len(values)
+    values = pending.values
     with handling(None), record.stop_recording():
-        for step in steps:
-            assert step.op is not None
-            assert step.node is not None
-            assert step.variant is not None
-            if step.variant.folded:
-                for n, out in enumerate(step.outputs):
-                    assert out.const is not None
-                    real[step.first + n] = eager_constant(out.const.value, out.spec)
-                continue
-            inputs = [_input(step, i, slot, real, feeds) for i, slot in enumerate(step.slots)]
-            try:
-                if step.node.entry == "execute":
-                    result = run_execute(ctx.device_name, step.op, _made(inputs), step.attrs, len(step.outputs))
-                else:
-                    result = _run_fast(ctx, step, inputs)
-            except core._NotOkStatusException as error:
-                if step.node.entry == "fast":  # as the generated wrappers do
-                    error.message += " name: " + str(step.node.name if step.node.name is not None else "")
-                failure = core._status_to_exception(error)
-                failure.__suppress_context__ = True
-                raise_at(failure, step.node.location)
-            for n, tensor in enumerate(flat_outputs(result)):
-                real[step.first + n] = tensor
+        steps, said = pending.reaching(), (pending.assertions, pending.notes)
+        for step, tensors in _run(steps, pending.feeds, seeds, [None] * len(values), *said):
+            for n, tensor in enumerate(tensors):
                 lazy = values[step.first + n]
                 if lazy is not None:
                     lazy._value = tensor
+    pending.finished = True
 
 
-def _run_fast(ctx: Any, step: Step, inputs: list[Any]) -> Any:
+def _run(
+    steps: Iterable[Step], feeds: list[Any], seeds: list[Pair], real: list[Any], said: dict[Step, Any],
+    notes: dict[Step, Any],
+) -> Iterator[tuple[Step, list[Any]]]:  # fmt: skip
+    """Runs the steps in order, noting in `real` what comes out, and yields it; what is known is not run.
+
+    `said`, `notes`: what assertions say where they fail, and what Keras adds to errors, where this call has others.
+    """
+    ctx = context.context()
+    for step in steps:
+        assert step.op is not None
+        assert step.node is not None
+        if step.variant is None:  # it has run already
+            continue
+        if step.variant.folded:
+            for n, out in enumerate(step.outputs):
+                assert out.const is not None
+                real[step.first + n] = eager_constant(out.const.value, out.spec)
+            continue
+        inputs = [_input(step, i, slot, real, feeds) for i, slot in enumerate(step.slots)]
+        if step.op == ASSERTION:
+            if not inputs[0]:
+                fail(said.get(step, step.assertion), real, feeds, step.node.location, note_of(step, notes))
+            yield step, []
+            continue
+        try:
+            if step.op in STRUCTURES:
+                result = _run_structure(step, inputs)
+            elif step.seeded:
+                result = _draw(step, _made(inputs), seeds[step.draws - 1])
+            elif step.node.entry == "execute":
+                result = run_execute(ctx.device_name, step.op, _made(inputs), step.attrs, len(step.outputs))
+            else:
+                result = _run_fast(ctx, step, inputs, step.attrs)
+        except core._NotOkStatusException as error:
+            if step.node.entry == "fast":  # as the generated wrappers do
+                error.message += " name: " + str(step.node.name if step.node.name is not None else "")
+            failure = core._status_to_exception(error)
+            note = note_of(step, notes)
+            failure = failure if note is None else note.added_to(failure)
+            failure.__suppress_context__ = True
+            raise_at(failure, step.node.location)
+        tensors = flat_outputs(result)
+        for n, tensor in enumerate(tensors):
+            real[step.first + n] = tensor
+        yield step, tensors
+
+
+def _draw(step: Step, inputs: list[Any], pair: Pair) -> Any:
+    """Draws from these seeds what a kernel does that is new, as it was when the program came by.
+
+    TensorFlow keeps kernels by their seeds until `tf.random.set_seed`, which may have come again meanwhile: one that
+    has drawn since would go on where it was.
+    """
+    op = step.op or ""
+    enum = step.outputs[0].spec.enum
+    words = words_of([pair])
+    shape, *bounds = (v if isinstance(v, EagerTensor) else make_constant(v, None) for v in inputs)
+    key, counter = (make_constant(part, tf.uint64) for part in (words[:1], words[1:]))
+    attrs = () if bounds else ("dtype", enum)
+    try:
+        return fast_execute(context.context(), STATELESS[op], None, shape, key, counter, PHILOX, *bounds, *attrs)
+    except core._NotOkStatusException:  # with the message of the operation itself
+        return fast_execute(context.context(), op, None, *inputs, *join(step.attrs, pair))
+
+
+def _run_structure(step: Step, inputs: list[Any]) -> list[Any]:
+    """Runs a loop, a branch or a function, operation by operation."""
+    assert step.variant is not None
+    given = [v if isinstance(v, EagerTensor) else make_constant(v, s.dtype)
+             for v, s in zip(inputs, step.variant.key, strict=True)]  # fmt: skip
+    part = step.attrs[1]
+    if step.op == CALL:
+        return _run_block(part, given)
+    if step.op == BRANCH:
+        condition, *others = given
+        block, places = (part.then, part.then_inputs) if condition else (part.other, part.other_inputs)
+        return _run_block(block, [others[k] for k in places])
+    turned, (go,) = 0, _run_block(part.test, [given[k] for k in part.test_inputs])
+    states = [step.variant.key[part.states[k]] for k in part.saved]
+    saved = [np.zeros((part.limit, *spec.shape), spec.dtype.as_numpy_dtype) for spec in states]
+    while go and turned < part.limit:
+        for rows, k in zip(saved, part.saved, strict=True):
+            rows[turned] = given[part.states[k]].numpy()
+        try:
+            *results, stuck = _run_block(part.body, [given[k] for k in part.body_inputs])
+            after = list(given)
+            for k, state in zip(part.states, results, strict=True):
+                after[k] = state
+            (again,) = _run_block(part.test, [after[k] for k in part.test_inputs])
+        except tf.errors.OpError:
+            if part.whole:
+                raise
+            break  # Python comes to it, too, with the state before this turn
+        if stuck:
+            break
+        given, go, turned = after, again, turned + 1
+    kept = [eager_constant(rows, intern_spec(s.enum, rows.shape)) for rows, s in zip(saved, states, strict=True)]
+    return [*(given[k] for k in part.states), make_constant(turned, tf.int32), go, *kept]
+
+
+def _run_block(block: Block, given: list[Any]) -> list[Any]:
+    real: list[Any] = [None] * (block.steps[-1].end if block.steps else 0)
+    for _ in _run(block.steps, given, [], real, {}, {}):
+        pass
+    return [
+        _tensor(r, real, given) if isinstance(r, int) else eager_constant(np.asarray(r[0].value), r[1])
+        for r in block.results
+    ]
+
+
+def _run_fast(ctx: Any, step: Step, inputs: list[Any], attrs: tuple[Any, ...]) -> Any:
     name = step.node.name if step.node is not None else None
     try:
-        return fast_execute(ctx, step.op, name, *inputs, *step.attrs)
+        return fast_execute(ctx, step.op, name, *inputs, *attrs)
     except core._FallbackException:
         # Constants that were tensors when the operation was recorded, of a dtype that only tensors can have, or NumPy's
         # scalars, whose dtypes the generated wrapper settled by converting all inputs together.
-        return fast_execute(ctx, step.op, name, *_settled(step, inputs), *step.attrs)
+        return fast_execute(ctx, step.op, name, *_settled(step, inputs), *attrs)
 
 
 def _settled(step: Step, inputs: list[Any]) -> list[Any]:

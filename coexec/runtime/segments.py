@@ -6,18 +6,26 @@ import itertools
 import threading
 import time
 import weakref
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
+from coexec import process
 from coexec.compile.background import background
 from coexec.compile.executable import Executable
 from coexec.events import Kind, Ledger
+from coexec.lowering.outline import LEAST
 from coexec.lowering.plan import Plan, make_plan
-from coexec.options import Options
+from coexec.options import Divergence, Options
+from coexec.runtime.decisions import Decisions
+from coexec.runtime.flight import Flight, take_off
+from coexec.runtime.pending import Pending
 from coexec.runtime.replay import replay
+from coexec.runtime.structures import Functions
 from coexec.runtime.tiers import Compiled
+from coexec.runtime.validation import CHECKED, Declined, reason_of, validate
 from tracer.graph import Step
 from tracer.intercept import handling
 from tracer.private import context, is_op_determinism_enabled
@@ -39,6 +47,10 @@ class Thresholds:
 
 thresholds = Thresholds()
 
+# Whatever is compiled is compared with its operations when it is first launched: that takes a tenth of the time that
+# compiling took. (`coexec.testing` has tests see what is compiled.)
+validates_new: bool = True
+
 # An operation takes 0.2 ms to emit and compile and saves 10 us a launch. Programs whose paths keep changing would do
 # little else. So, beyond an allowance, compiling takes no more than this share of the time since the first call, but
 # for segments that have come by often.
@@ -49,15 +61,24 @@ OFTEN = 32  # visits
 # The tensors read behind a cut may differ from call to call; after this many widenings all are given out.
 MAX_WIDENINGS = 4
 
-# Executables of one function; beyond, those launched longest ago go, and are compiled anew if they come again.
+# Executables of one function, and their operations, of which one takes some 7 KB; beyond, those launched longest ago
+# go, and are compiled anew if they come again.
 MAX_EXECUTABLES = 1000
+MAX_OPERATIONS = 100_000
 
-# Bytes that a segment takes in: XLA compiles it beside the program by a launch on as many of its own.
+# What XLA has compiled TensorFlow never frees (0.5 to 2 MiB for some tens of operations). So segments that end at one
+# place, with ever other shapes, get this many executables of XLA's; the others are graphs.
+MAX_XLA = 16
+
+# Bytes that a segment takes in: XLA compiles it beside the program by a launch on as many of its own, and to compare
+# two ways of carrying it out takes as many for its variables.
 MAX_SIZE = 1 << 30
+
+# Visits after which XLA is asked where it would be asked before the first one, without this package.
+SOON = 4
 
 # So often may the checks of an XLA executable fail where no operation fails eagerly (a cast that wraps around, say).
 MAX_ALARMS = 4
-_ALARM = "its checks keep failing, though no operation fails"
 
 
 class Segments:
@@ -66,6 +87,8 @@ class Segments:
     def __init__(self, options: Options, ledger: Ledger) -> None:
         self.options = options
         self.ledger = ledger
+        self.decisions = Decisions(ledger, options.control_flow)
+        self.functions = Functions(ledger, options.control_flow)
         self.has_regions = False  # whether some library call has been jumped over
         self.told: set[Any] = set()  # what the ledger has been told of library calls
         self._on_cpu = not tf.config.list_physical_devices("GPU")
@@ -73,15 +96,32 @@ class Segments:
         self._generation = 0  # of all that is compiled
         self._began = time.monotonic()
         self._spent = 0.0  # seconds, for compiling
+        self._asked: defaultdict[Any, set[int]] = defaultdict(set)  # for which segments, by place; also after `clear`
         self._lock = threading.RLock()
         self._all: list[Compiled] = []
         self._executables: weakref.WeakValueDictionary[Any, Executable] = weakref.WeakValueDictionary()
 
-    def run(self, last: Step, feeds: list[Any], values: list[Any], alive: list[int]) -> bool:
-        """Computes the tensors numbered `alive`, and does every write, of the segment that ends behind `last`.
+    def take_off(self, pending: Pending, options: Options) -> Flight | None:
+        """Launches a segment beside Python, if that is as good as launching it here; `run` lands it.
+
+        Its executable must be settled, and give out what is alive.
+        """
+        compiled: Compiled | None = pending.last.executables
+        if compiled is None or compiled.refused or compiled.rival is not None or options.validating or process.forked:
+            return None
+        executable = compiled.executable
+        if executable is None or executable.launches < 2 or not executable.given.issuperset(pending.alive):
+            return None
+        flight = take_off(executable, pending.feeds, pending.seeds)
+        self.ledger.count(beside=flight is not None)
+        return flight
+
+    def run(self, pending: Pending, options: Options) -> bool:
+        """Computes the tensors that are alive, and does every write, of a segment.
 
         Returns whether that was one launch.
         """
+        last = pending.last
         last.visits += 1
         compiled = last.executables
         if compiled is None:
@@ -89,16 +129,23 @@ class Segments:
             self._all.append(compiled)
         compiled.used = next(self._clock)
         executable, failure = None, None
-        if not compiled.refused:
+        if pending.flight is not None:  # whatever became of the segment meanwhile: what it writes is written
+            executable = pending.flight.executable
+            failure = self._launch(executable, pending, compiled)
+            if failure is None:
+                return True
+        elif not compiled.refused and not process.forked:
             executable = compiled.next()
-            if executable is None or not executable.given.issuperset(alive):
-                executable = self._compile(compiled, last, alive)
+            if executable is None or not executable.given.issuperset(pending.alive):
+                executable = self._compile(compiled, last, pending.alive)
+            if executable is not None and (options.validating or self._is_new(executable, options)):
+                return self._validate(executable, pending, compiled, options)
             if executable is not None:
-                failure = self._launch(executable, feeds, values, compiled, last)
+                failure = self._launch(executable, pending, compiled)
                 if failure is None:
                     return True
         began = time.perf_counter()
-        replay(last.chain(), feeds, values)
+        replay(pending, pending.seeds)
         if executable is not None and failure is not None:  # else an operation has failed, which raised just now
             self._demote(compiled, executable, last, failure)
         else:
@@ -106,39 +153,79 @@ class Segments:
             self._consider_xla(compiled, last)
         return False
 
-    def _launch(
-        self, executable: Executable, feeds: list[Any], values: list[Any], compiled: Compiled, last: Step
-    ) -> str | None:
+    def _launch(self, executable: Executable, pending: Pending, compiled: Compiled) -> str | None:
         """Launches; returns None, or why that came to nothing, and then nothing was written."""
+        flight = pending.flight
         began = time.perf_counter()
+        pending.executable = executable
         try:
-            results = executable.launch(feeds)
+            if flight is None:
+                results = executable.launch(pending.feeds, pending.seeds, pending.results)
+            else:
+                results = flight.land()
         except Exception as error:  # the replay tells whether it was an operation or the executable that failed
-            return str(error).partition("\n")[0][:300] or type(error).__name__
+            pending.results.extend(flight.into if flight is not None else ())
+            if pending.results:  # neither: it is done, and what failed is Python, behind it
+                raise
+            return reason_of(error)
         took = time.perf_counter() - began
         self.ledger.count("launches")
         if executable.launches == 1:  # when TensorFlow prepares it
             self._spent += took
-        else:
+            self.ledger.count(loaded=executable.loaded)
+        elif flight is None:
             outcome = compiled.took(executable, took)
             if outcome is not None:
-                self.ledger.cause(Kind.BACKEND, outcome, _place(last))
+                self.ledger.cause(Kind.BACKEND, outcome, pending.last.place)
         if results is None:
-            return _ALARM
-        for number, tensor in zip(executable.outputs, results, strict=True):
-            lazy = values[number]
-            if lazy is not None:
-                lazy._value = tensor
-        self._consider_xla(compiled, last)
+            pending.results.clear()
+            return CHECKED
+        pending.deliver(results)
+        self._consider_xla(compiled, pending.last)
         return None
+
+    def _validate(self, executable: Executable, pending: Pending, compiled: Compiled, options: Options) -> bool:
+        """Carries the segment out twice; where the executable does something else, it is not launched again.
+
+        Returns whether it could be launched.
+        """
+        self.ledger.count("validated", "launches")
+        try:
+            difference = validate(executable, pending)
+        except Declined as declined:
+            self._demote(compiled, executable, pending.last, str(declined))
+            return False
+        finally:
+            if executable.launches == 1:
+                self.ledger.count(loaded=executable.loaded)
+        executable.trusted = True
+        if difference is not None:
+            with self._lock:
+                for key in [key for key, known in self._executables.items() if known is executable]:
+                    del self._executables[key]
+                for user in [compiled, *(c for c in self._all if c is not compiled)]:
+                    user.discard(executable)
+            self.found(f"{executable.backend}: {difference}", pending.last.place, options)
+        return True
+
+    def _is_new(self, executable: Executable, options: Options) -> bool:
+        """Whether an executable has never been compared with its operations, and is to be before it is trusted."""
+        return validates_new and not (executable.trusted or options.trusting) and executable.size <= MAX_SIZE
+
+    def found(self, text: str, place: str, options: Options) -> None:
+        """Notes that something compiled or followed as one was not what the program does; strict functions raise."""
+        hint = "if it is more than the rounding of sums that cancel, report it; it is not used any more"
+        self.ledger.cause(Kind.VALIDATION, text, place, hint)
+        if options.strict:
+            raise Divergence(f"{text}, at {place}")
 
     def _demote(self, compiled: Compiled, executable: Executable, last: Step, reason: str) -> None:
         """Takes a backend away from a segment that failed there and not eagerly."""
         compiled.alarms += 1
-        if reason == _ALARM and compiled.alarms < MAX_ALARMS:
+        if reason == CHECKED and compiled.alarms < MAX_ALARMS:
             return
         if executable.backend == "xla":
-            self.ledger.cause(Kind.XLA, reason, _place(last))
+            self.ledger.cause(Kind.XLA, reason, last.place)
             compiled.asked = True
             if executable is compiled.rival:
                 compiled.rival = None
@@ -146,7 +233,7 @@ class Segments:
             with self._lock, handling(None):
                 compiled.executable = self._emit(compiled, last, "graph")
         else:
-            self.ledger.cause(Kind.IMPERATIVE, reason, _place(last))
+            self.ledger.cause(Kind.IMPERATIVE, reason, last.place)
             compiled.executable = compiled.rival = None
             compiled.refused = True
 
@@ -173,6 +260,8 @@ class Segments:
             if compiled.executable is None and last.live >= thresholds.small and not compiled.refused:
                 compiled.executable = self._emit(compiled, last, "graph")
                 compiled.refused = compiled.executable is None
+                if jit == "auto" and not is_op_determinism_enabled() and (known := compiled.recall()) is not None:
+                    self.ledger.cause(Kind.BACKEND, known, last.place)
             self._spent += time.monotonic() - before
             return compiled.executable
 
@@ -185,22 +274,24 @@ class Segments:
         plan = self._plan(compiled, last, backend)
         if plan is None:
             return None
-        executable = self._shared(plan, backend) or self._new(plan, backend, _place(last))
-        if executable is not None:
-            self._register(plan, executable)
+        executable = self._shared(plan, backend)
+        if executable is None:
+            executable = self._new(plan, backend, last.place)
+            if executable is not None:
+                self._register(plan, executable)
         return executable
 
     def _plan(self, compiled: Compiled, last: Step, backend: str) -> Plan | None:
         """Returns what the backend is to compile; None, with the reason kept, if it cannot or need not."""
-        place = _place(last)
-        plan = make_plan(last, tuple(sorted(compiled.wanted)), self._on_cpu)
+        place = last.place
+        plan = make_plan(last, tuple(sorted(compiled.wanted)))
         if plan.live == 0 or plan.refusal:
             compiled.refused = True
             if plan.refusal:
                 self.ledger.cause(Kind.IMPERATIVE, plan.refusal, place)
             return None
-        if backend == "xla" and plan.xla_refusal:
-            self.ledger.cause(Kind.XLA, plan.xla_refusal, place)
+        if backend == "xla" and (refusal := plan.refusal_by_xla(LEAST)):
+            self.ledger.cause(Kind.XLA, refusal, place)
             return None
         return plan
 
@@ -215,20 +306,28 @@ class Segments:
             self.ledger.cause(kind, f"{type(error).__name__}: {str(error)[:300]}", place)
             return None
         self.ledger.compiled(plan.live)
+        if executable.parts:
+            text = f"{next(iter(plan.outside.values()))}: it runs between {len(executable.parts)} compiled parts"
+            self.ledger.cause(Kind.XLA, text, place)
         return executable
 
     def _register(self, plan: Plan, executable: Executable) -> None:
-        """Lets segments of equal content share an executable; beyond a bound, others go."""
+        """Lets segments of equal content share an executable; beyond a bound, others go. Under the lock."""
         self._executables[executable.backend, plan.content] = executable
-        if len(self._executables) > MAX_EXECUTABLES:
-            with self._lock:
-                held = [c for c in self._all if c.executable is not None or c.rival is not None]
-                for compiled in sorted(held, key=lambda c: c.used)[: len(held) // 4 + 1]:
-                    compiled.widen()
+        if len(self._executables) > MAX_EXECUTABLES or self._operations() > MAX_OPERATIONS:
+            held = [c for c in self._all if c.executable is not None or c.rival is not None]
+            for compiled in sorted(held, key=lambda c: c.used)[: len(held) // 4 + 1]:
+                compiled.widen()
+
+    def _operations(self) -> int:
+        return sum(executable.ops for executable in list(self._executables.values()))
 
     def _consider_xla(self, compiled: Compiled, last: Step) -> None:
         """Asks XLA for a segment that has taken enough time to pay for it, in the background."""
-        if compiled.asked or compiled.refused or compiled.seconds < thresholds.price * last.live:
+        if compiled.asked or compiled.refused or process.forked:
+            return
+        soon = self.options.xla_soon and last.visits >= SOON
+        if not soon and not compiled.is_worth_xla(thresholds.price * last.live):
             return
         if last.visits < thresholds.visits:
             return
@@ -241,13 +340,19 @@ class Segments:
                 return
             if plan.size > MAX_SIZE:
                 text = "it is too large to be compiled beside the program; jit_compile=True has it compiled at once"
-                self.ledger.cause(Kind.XLA, text, _place(last))
+                self.ledger.cause(Kind.XLA, text, last.place)
                 return
             shared = self._shared(plan, "xla")
-        if shared is not None:
-            compiled.compete(shared, self._on_cpu)
-            return
-        place, device, generation = _place(last), context.context().device_name, self._generation
+            if shared is not None:
+                compiled.compete(shared, self._on_cpu)
+                return
+            asked = self._asked[last.op, last.frames]
+            if len(asked) >= MAX_XLA and hash(plan.content) not in asked:
+                text = f"XLA has compiled {MAX_XLA} segments that end here, for other shapes, and never frees its code"
+                self.ledger.cause(Kind.XLA, text, last.place)
+                return
+            asked.add(hash(plan.content))
+        place, device, generation = last.place, context.context().device_name, self._generation
 
         def compile_by_xla() -> None:
             if generation != self._generation:  # all was cleared meanwhile
@@ -259,9 +364,12 @@ class Segments:
                 try:
                     executable.prepare(device)
                 except Exception as error:
-                    self.ledger.cause(Kind.XLA, str(error).partition("\n")[0][:300] or type(error).__name__, place)
+                    reason = reason_of(error)
+                    self.ledger.cause(Kind.XLA, reason, place)
+                    compiled.declined(f"XLA cannot compile it: {reason}")
                     return
                 executable.launches = 1
+                self.ledger.count(loaded=executable.loaded)
             with self._lock:
                 if generation == self._generation:
                     self._register(plan, executable)
@@ -275,10 +383,7 @@ class Segments:
         """Lets go of every executable; one that a running call launches is released after it."""
         with self._lock:
             self._generation += 1
+            self.decisions.clear()
             for compiled in self._all:
                 compiled.widen()
             self._all.clear()
-
-
-def _place(last: Step) -> str:
-    return str(last.node.location) if last.node is not None else ""

@@ -90,6 +90,14 @@ class Tapes:
             self.asked()
             self._direct.update(self.active)
 
+    def noted(self, op: Any, inputs: list[Any] | None, *_: Any) -> None:
+        """An operation past the handler puts what becomes of these inputs (None: of any) on the active tapes.
+
+        Nobody watches integers.
+        """
+        if inputs is None or not all(v.dtype.is_integer or v.dtype.is_bool for v in inputs):
+            self.bypassed()
+
     def asked(self, *_: Any) -> None:
         """Something asks the tapes: they must know all there is."""
         self.touched = self.touched or not tape_is_empty()
@@ -116,6 +124,11 @@ class Tapes:
         """Lets the records of a library call wait."""
         self.entries.append(entry)
         self._added.append(entry)
+
+    def join(self, first: int, entry: Any) -> None:
+        """Replaces the records from the `first` on, which are on their tapes, by one that stands for all of them."""
+        self.entries[first:] = [entry]
+        self._done = len(self.entries)
 
     def keep(self) -> None:
         """Makes what waiting records will need of the segment that ends now."""
@@ -152,15 +165,18 @@ class Tapes:
 
     def _add(self, numbers: tuple[int, ...]) -> None:
         for number in numbers:
-            _tape_set_add(self.known[number])
+            if number not in self._finished:
+                _tape_set_add(self.known[number])
 
     def _remove(self, numbers: tuple[int, ...]) -> None:
         for number in reversed(numbers):
-            _tape_set_remove(self.known[number])
+            if number not in self._finished:
+                _tape_set_remove(self.known[number])
 
     def finished(self, number: int) -> None:
-        """A tape has given what it had: its records are let go."""
+        """A tape has given what it had: it and its records are let go."""
         self._finished.add(number)
+        self.known[number] = object()  # the tensors on it would be given out
         self._drop()
 
     def _drop(self) -> None:
@@ -191,15 +207,25 @@ class Tapes:
 
     # What a tape has seen, in a form that can be compared from call to call.
 
-    def history(self, number: int, place: Callable[[Any], Any]) -> tuple[Any, ...] | None:
-        """Returns all that a tape has recorded and watched; `place` names tensors. None if that is not known."""
+    def history(self, number: int, place: Callable[[Any], Any], origin: int) -> tuple[Any, ...] | None:
+        """Returns all that a tape has recorded and watched; `place` names tensors. None if that is not known.
+
+        `origin`: the first key of the call's tensors.
+        """
         if not self.waiting or number in self._direct or number in self._finished:
             return None
         seen = [
-            (entry.identity(), tuple([place(v) for v in entry.given()]), entry.tapes)
+            (
+                entry.identity(),
+                tuple([  # most are tensors of this call, which `place` would name by their keys
+                    v._key - origin if type(v) is LazyTensor and v._key >= origin and v._out.const is None else place(v)
+                    for v in entry.given()
+                ]),
+                entry.tapes,
+            )
             for entry in self.entries
             if number in entry.tapes
-        ]
+        ]  # fmt: skip
         watches = [place(tensor) for n, tensor in self._watches if n == number]
         return number, tuple(seen), tuple(watches)
 

@@ -2,7 +2,8 @@
 
 A TensorFlow graph takes 0.2 ms an operation to have and is had at once. XLA takes 2 to 20 ms an operation, so it is
 asked only once a segment has taken about as much time, and works in the background. What comes of it competes with the
-graph for a few launches, and the faster of the two stays: XLA took 0.2 to 4 times the graph's time, by segment.
+graph for a few launches, and the faster of the two stays: XLA took 0.2 to 4 times the graph's time, by segment. Later
+processes recall which it was, and go there at once.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass, field
 
+from coexec.compile.choices import Choice, keep, recall
 from coexec.compile.executable import Executable
 
 TRIALS = 5  # launches of each that are measured, in turns, after one each that is not
@@ -31,23 +33,55 @@ class Compiled:
     asked: bool = False  # XLA was asked, or never will be
     used: int = 0  # when it was last run, as a number that grows
     seconds: float = 0.0  # spent on running this segment since it last changed
+    choice: Choice | None = None  # what an earlier process has found
     _times: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
 
     def widen(self) -> None:
         """Starts anew, as other tensors are read behind the cut than what was compiled gives out."""
         self.executable = self.rival = None
-        self.asked, self.seconds = False, 0.0
+        self.asked, self.seconds, self.choice = False, 0.0, None
+
+    def recall(self) -> str | None:
+        """Recalls which backend an earlier process has chosen; returns why, if that is the graph, which is there."""
+        if self.executable is None or self.asked:
+            return None
+        self.choice = recall(self.executable.name)
+        if self.choice is None or self.choice.backend == "xla":
+            return None
+        self.asked = True
+        return f"{self.choice.reason} (found by an earlier process)"
+
+    def is_worth_xla(self, price: float) -> bool:
+        """Whether the segment has taken so long that XLA may take `price` seconds, or is known to be worth it."""
+        return self.choice is not None or self.seconds >= price
+
+    def declined(self, reason: str) -> None:
+        """Notes for later processes that XLA cannot have the segment."""
+        if self.executable is not None and self.executable.backend == "graph":
+            keep(self.executable.name, Choice("graph", reason))
 
     def compete(self, rival: Executable, on_cpu: bool) -> None:
-        """Lets XLA's executable compete with the graph; it has won where there is none.
+        """Lets XLA's executable compete with the graph; it has won where there is none, or where it has before.
 
         On other devices, too: launches return there before they are done, so their times say nothing.
         """
-        if self.executable is None or not on_cpu:
+        if self.executable is None or self.choice is not None:
+            self.executable = rival
+        elif not on_cpu:
+            keep(self.executable.name, Choice("xla", "XLA takes over on devices other than the CPU"))
             self.executable = rival
         elif self.executable.outputs == rival.outputs:
             self._times = ([], [])
             self.rival = rival
+
+    def discard(self, executable: Executable) -> None:
+        """Uses an executable no more, nor another one of its backend: it was found to be wrong."""
+        if executable is self.rival:
+            self.rival, self.asked = None, True
+        elif executable is self.executable:
+            self.asked = True  # XLA is not asked again; without it, there is the graph
+            self.refused = executable.backend == "graph"
+            self.executable = self.rival = None
 
     def next(self) -> Executable | None:
         """Returns what is to be launched."""
@@ -68,5 +102,8 @@ class Compiled:
         self.rival = None
         if theirs < MARGIN * ours:
             self.executable = rival
-            return f"XLA is faster than the graph: {theirs:.2f} ms a launch against {ours:.2f}"
-        return f"the graph is no slower than XLA: {ours:.2f} ms a launch against {theirs:.2f}"
+            choice = Choice("xla", f"XLA is faster than the graph: {theirs:.2f} ms a launch against {ours:.2f}")
+        else:
+            choice = Choice("graph", f"the graph is no slower than XLA: {ours:.2f} ms a launch against {theirs:.2f}")
+        keep(graph.name, choice)
+        return choice.reason

@@ -3,7 +3,7 @@
     python -m examples.bench                        every case, about two minutes
     python -m examples.bench --quick                few rounds: that it runs, not how fast
     python -m examples.bench --case=raw-ops --profile
-    python -m examples.bench --write-readme         also puts the table into README.md
+    python -m examples.bench --write-readme         also puts it into README.md, in short, and BENCHMARKS.md
     python -m examples.bench --peers                steps that PyTorch and JAX make too, instead
     python -m examples.bench --peers --write-peers  also puts that table into BENCHMARKS.md
 
@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("COEXEC_CACHE_DIR", "off")  # first calls are those of a program that is new
 
 from absl import app, flags
 
@@ -30,7 +31,7 @@ JSON = flags.DEFINE_string("json", None, "Write everything measured to this file
 PROFILE = flags.DEFINE_bool("profile", False, "Profile the co-executed variant instead of timing the cases.")
 PEERS = flags.DEFINE_bool("peers", False, "Measure beside PyTorch and JAX; needs the extra `peers`.")
 WRITE_PEERS = flags.DEFINE_bool("write-peers", False, "Put that table between BENCHMARKS.md's peers markers.")
-WRITE_README = flags.DEFINE_bool("write-readme", False, "Put the table between README.md's bench markers.")
+WRITE_README = flags.DEFINE_bool("write-readme", False, "Put the table into README.md, in short, and BENCHMARKS.md.")
 
 flags.register_multi_flags_validator(
     ["quick", "case", "write-readme", "peers", "write-peers"],
@@ -70,8 +71,10 @@ def main(_: list[str]) -> int:
     if JSON.value:
         Path(JSON.value).write_text(json.dumps(table.as_json(results, memory), indent=2) + "\n")
     if WRITE_README.value:
-        text = table.render(results, memory, goals=False)
-        table.write_section(ROOT / "README.md", "bench", text, "make bench")
+        table.write_section(ROOT / "README.md", "bench", table.short_table(results), "make bench")
+        table.write_section(
+            ROOT / "BENCHMARKS.md", "bench", table.render(results, memory, goals=True), "make bench"
+        )
 
     idle = [MEMORY.name for m in memory if m.variant == "coexec" and not m.share_followed]
     return verdict(results, idle)

@@ -4,41 +4,17 @@ A program returns a number or a small tensor that depends on all it did. The sam
 return the same, which is how a variant that silently runs another program is found out.
 """
 
+import itertools
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import keras
 import numpy as np
 import tensorflow as tf
+from sklearn.metrics import accuracy_score
 
 from examples import digits
-
-
-@dataclass(frozen=True)
-class Program:
-    """One fresh instance of a case: the function, and the arguments of its calls without end."""
-
-    step: Callable
-    inputs: Iterator[tuple]
-
-
-@dataclass(frozen=True)
-class Case:
-    """What is measured, and what is expected of it."""
-
-    name: str
-    what: str
-    build: Callable[[], Program]
-    calls: int  # calls of one variant in one round, which are timed together
-    at_most: float | None = None  # goal for the time of a call, as a multiple of eager's
-    follows: bool = True  # whether some call must have been followed for the figures to mean anything
-
-
-def forever(*args: object) -> Iterator[tuple]:
-    """The same arguments for every call."""
-    while True:
-        yield args
+from examples.bench import decisions, fits, networks
+from examples.bench.case import Case, Program, forever
 
 
 def raw_ops() -> Program:
@@ -166,6 +142,58 @@ def q_learning() -> Program:
     return Program(step, forever())
 
 
+def gpt() -> Program:
+    """A training step of a small GPT, written as the Keras guides write it."""
+    keras.utils.set_random_seed(0)
+    return training(networks.gpt(), *networks.tokens())
+
+
+def resnet() -> Program:
+    """The same of a small ResNet."""
+    keras.utils.set_random_seed(0)
+    return training(networks.resnet(), *networks.images())
+
+
+def bert_with_metric() -> Program:
+    """A step of a BERT classifier, whose `call` is the user's; scikit-learn judges each batch."""
+    keras.utils.set_random_seed(0)
+    tokens, classes = networks.texts()
+    model = networks.Classifier()
+    model(tokens)
+    program = training(model, tokens, classes.astype(np.int32))
+    scores: list[float] = []
+
+    def with_metric(tokens: tf.Tensor, classes: tf.Tensor) -> float:
+        loss = program.step(tokens, classes)
+        scores.append(accuracy_score(classes.numpy(), model(tokens).numpy().argmax(-1)))
+        return float(loss) + scores[-1]
+
+    return Program(with_metric, program.inputs)
+
+
+def host_work() -> Program:
+    """The Keras step, and some 10 ms of Python in it that need nothing of the device."""
+    program = keras_mlp()
+    words = [str(number * 7919 % 10007) for number in range(9_000)]
+    shuffler = random.Random(0)
+
+    def with_work(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        loss = program.step(x, y)
+        shuffler.shuffle(words)
+        return loss + float(words[0])
+
+    return Program(with_work, program.inputs)
+
+
+def many_sizes() -> Program:
+    """The Keras step on batches of 200 sizes, in an order without a pattern."""
+    program = keras_mlp()
+    numbers = np.random.default_rng(0)
+    x, y = numbers.normal(size=(264, 20)).astype(np.float32), numbers.integers(10, size=264).astype(np.int32)
+    sizes = numbers.permutation(np.arange(64, 264))
+    return Program(program.step, ((tf.constant(x[:n]), tf.constant(y[:n])) for n in itertools.cycle(sizes)))
+
+
 class Wanderer:
     """An object whose every call issues another sequence of 40 operations, picked by Python."""
 
@@ -199,15 +227,14 @@ def digits_step() -> Program:
     return Program(trainer.step, digits.batches(images, labels, size=32, steps=10**9, seed=0))
 
 
-def while_loop() -> Program:
-    """A loop of 100 iterations, each of which asks the tensor whether to go on."""
+def fit_mlp() -> Program:
+    """Keras' own training step, in its own training loop."""
+    return Program(fits.mlp(steps=40), forever())
 
-    def step(x: tf.Tensor) -> tf.Tensor:
-        while tf.reduce_sum(x) < 100.0:
-            x = x + 0.25
-        return x
 
-    return Program(step, forever(tf.fill((4,), 0.1)))
+def fit_lstm() -> Program:
+    """The same with a Python loop in the model."""
+    return Program(fits.lstm(steps=10), forever())
 
 
 def hand_written_gradient() -> Program:
@@ -228,12 +255,31 @@ def hand_written_gradient() -> Program:
 
 CASES = (
     Case("raw-ops", "40 small raw ops", raw_ops, calls=15, at_most=0.45),
-    Case("keras-mlp", "Keras MLP step, Adam", keras_mlp, calls=4, at_most=0.06),
-    Case("effects", "the same, with Python effects", mlp_with_effects, calls=4, at_most=0.06),
-    Case("lstm", "LSTM cell, 20 steps in Python", unrolled_lstm, calls=3, at_most=0.2),
-    Case("q-learning", "DQN step, replay in a list", q_learning, calls=4, at_most=0.2),
-    Case("new-every-call", "new path on every call", new_every_call, calls=15, at_most=1.15, follows=False),
+    Case("keras-mlp", "Keras MLP step, Adam", keras_mlp, calls=4, at_most=0.025, of_graphs=0.5),
+    Case("effects", "the same, with Python effects", mlp_with_effects, calls=4, at_most=0.03),
+    Case("lstm", "LSTM cell, 20 steps in Python", unrolled_lstm, calls=3, at_most=0.04, of_graphs=0.9),
+    Case("q-learning", "DQN step, replay in a list", q_learning, calls=4, at_most=0.05, of_graphs=0.6),
+    Case("gpt", "GPT, 4 layers of 128, 8x64 tokens", gpt, calls=1, at_most=0.12, of_graphs=0.95),
+    Case("resnet", "ResNet-18, a quarter as wide, 16 images", resnet, calls=1, at_most=0.7, of_graphs=1.0),
+    Case("bert", "BERT, 2 layers of 128, scikit-learn's metric", bert_with_metric, calls=1, at_most=0.17),
+    Case("host-work", "MLP step, 10 ms of other Python", host_work, calls=2, at_most=0.7),
+    Case("sizes", "MLP step, batches of 200 sizes", many_sizes, calls=4, at_most=1.2, follows=False,
+         no_graphs="left out: traces 200 times, which takes minutes"),
+    Case("new-every-call", "new path on every call", new_every_call, calls=15, at_most=1.05, follows=False),
     Case("digits", "digits step, full of Python", digits_step, calls=4),
-    Case("while-loop", "`while` on a tensor, 100 rounds", while_loop, calls=3),
+    Case("fit-mlp", "Keras fit, MLP, 40 steps", fit_mlp, 1, 0.1, 1.0, wrappers=fits.WRAPPERS),
+    Case("fit-lstm", "Keras fit, LSTM cell, 10 steps", fit_lstm, 1, 0.3, 1.0, wrappers=fits.WRAPPERS),
+    Case("while-loop", "`while` on a tensor, 100 rounds", decisions.while_loop, calls=3, at_most=0.04, of_graphs=0.35,
+         wrappers=decisions.WRAPPERS),
+    Case("decoding", "greedy decoding by a GRU, 50 letters", decisions.greedy_decoding, calls=1, at_most=0.1,
+         wrappers=decisions.WRAPPERS),
+    Case("tree", "TreeLSTM by recursion, one tree", decisions.one_tree, calls=2, at_most=0.3),
+    Case("early-exit", "a classifier of four stages with exits", decisions.early_exits, calls=4, of_host=0.9,
+         wrappers=decisions.WRAPPERS),
+    Case("gates", "eight residual blocks, each behind a gate", decisions.skipped_blocks, calls=4, of_host=0.9,
+         wrappers=decisions.WRAPPERS),
+)
+IN_README = frozenset(
+    {"keras-mlp", "effects", "lstm", "q-learning", "gpt", "resnet", "bert", "fit-mlp", "while-loop"}
 )
 MEMORY = Case("memory", "a tape and an update, no Keras", hand_written_gradient, calls=10_000)

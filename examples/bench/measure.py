@@ -1,7 +1,7 @@
 """Times the variants of a case in turn, round by round, so that a busy machine slows all of them alike.
 
-Times are medians over rounds, ratios to eager are medians of the ratios within a round. The first call is
-timed apart, warm-up is not timed, and the results of a variant's first calls are compared with eager's.
+Times are medians over rounds, ratios to eager are medians of the ratios within a round. The first call is timed apart,
+as are the first twenty; warm-up is not. The results of a variant's first calls are compared with eager's.
 """
 
 import cProfile
@@ -19,7 +19,7 @@ import tensorflow as tf
 
 import coexec
 from coexec.compile.background import background
-from examples.bench.cases import Case, Program
+from examples.bench.case import Case, Program
 
 WRAPPERS: dict[str, Callable] = {
     "eager": lambda step: step,
@@ -27,10 +27,13 @@ WRAPPERS: dict[str, Callable] = {
     "tf.function": tf.function,
     "jit": lambda step: tf.function(step, jit_compile=True),
 }
+GRAPHS = ("tf.function", "jit")
 COMPARED_CALLS = 5
+EARLY_CALLS = 20  # that are timed from the first on, with whatever is learnt, traced and compiled in them
 STEADY_CALLS = 10  # calls that are all followed, with nothing compiled, before the measurement starts
 STEADY_SECONDS = 2.0  # that they take at least, for what is compiled only once it has taken some time
 LONGEST_WARM_UP = 30.0  # seconds, for compilers that work in the background
+LONGEST_CATCH_UP = 5.0  # seconds, for the calls of the others meanwhile
 WARM_UP_CALLS = 100  # where nothing will ever be followed
 
 
@@ -42,7 +45,7 @@ class Variant:
     program: Program
     step: Callable
     error: str | None = None  # why it cannot run the case, or what it gets wrong
-    first_call: float | None = None
+    early: list[float] = field(default_factory=list)  # seconds of each of the first calls
     block_seconds: list[float] = field(default_factory=list)
     results: list[np.ndarray] = field(default_factory=list)
 
@@ -56,9 +59,24 @@ class Variant:
         """What the co-executed function counted so far; None for the other variants."""
         return self.step.stats() if self.name == "coexec" else None
 
+    @property
+    def first_call(self) -> float | None:
+        """Seconds of the first call; None if the case cannot be run."""
+        return self.early[0] if self.early and len(self.results) == COMPARED_CALLS else None
+
+    @property
+    def all_early(self) -> float | None:
+        """Seconds of all of the first calls; None if there were fewer, as each takes so long."""
+        return sum(self.early) if self.first_call is not None and len(self.early) == EARLY_CALLS else None
+
     def call(self):
-        """One call with the next arguments."""
-        return self.step(*next(self.program.inputs))
+        """Makes one call with the next arguments, and waits until its result can be read."""
+        arguments = next(self.program.inputs)
+        start = time.perf_counter()
+        result = np.asarray(self.step(*arguments))
+        if len(self.early) < EARLY_CALLS:
+            self.early.append(time.perf_counter() - start)
+        return result
 
     def block(self, calls: int) -> None:
         """Times `calls` calls, each up to the moment when its result can be read, as losses are."""
@@ -81,8 +99,20 @@ class Result:
 
     def ratio(self, name: str) -> float | None:
         """The time of a call as a multiple of eager's in the same round; None if the variant cannot run."""
-        rounds = zip(self.variants[name].block_seconds, self.variants["eager"].block_seconds, strict=False)
-        ratios = [mine / eager for mine, eager in rounds]
+        return self._ratio(name, "eager")
+
+    def ratio_to_graphs(self) -> float | None:
+        """The time of a co-executed call as a multiple of the faster graph's that runs the case; None if none does."""
+        ratios = [self._ratio("coexec", name) for name in GRAPHS if not self.variants[name].error]
+        return max((ratio for ratio in ratios if ratio is not None), default=None)
+
+    def ratio_to_host(self) -> float | None:
+        """The time of a co-executed call as a multiple of one whose decisions are all Python's."""
+        return self._ratio("coexec", "host") if "host" in self.variants else None
+
+    def _ratio(self, name: str, other: str) -> float | None:
+        rounds = zip(self.variants[name].block_seconds, self.variants[other].block_seconds, strict=False)
+        ratios = [mine / its for mine, its in rounds]
         return statistics.median(ratios) if ratios else None
 
 
@@ -92,17 +122,22 @@ def measure(case: Case, rounds: int, peers: Mapping[str, Callable[[], Program]] 
     `peers` builds the same step in other libraries, by name; what they return is not compared.
     """
     warm_tensorflow(case)
-    variants = {name: prepare(case.build, name, wrap) for name, wrap in WRAPPERS.items()}
+    variants = {}
+    for name, wrap in (case.wrappers or WRAPPERS).items():
+        if case.no_graphs and name in GRAPHS:
+            variants[name] = Variant(name, case.build(), wrap, case.no_graphs)
+        else:
+            variants[name] = prepare(case.build, name, wrap)
     for variant in variants.values():
-        compare(variant, variants["eager"])
+        if variant.results:
+            compare(variant, variants["eager"])
     for name, build in (peers or {}).items():
         variants[name] = prepare(build, name, lambda step: step)
     runnable = [v for v in variants.values() if v.first_call is not None]
     calls = warm_up(variants["coexec"], case)
     for variant in runnable:
-        if variant.name != "coexec":  # as many calls for the others: a trained model may do less in a step
-            for _ in range(calls):
-                variant.call()
+        if variant.name != "coexec":
+            catch_up(variant, calls)
     before = variants["coexec"].stats
     for number in range(rounds):
         turn = number % len(runnable)
@@ -122,13 +157,8 @@ def prepare(build: Callable[[], Program], name: str, wrap: Callable[[Callable], 
     program = build()
     variant = Variant(name, program, wrap(program.step))
     try:
-        for call in range(COMPARED_CALLS):
-            start = time.perf_counter()
-            result = np.asarray(variant.call())
-            if call == 0:
-                first_call = time.perf_counter() - start
-            variant.results.append(result)
-        variant.first_call = first_call
+        for _ in range(COMPARED_CALLS):
+            variant.results.append(variant.call())
     except Exception as error:
         if name in ("eager", "coexec"):
             raise
@@ -153,11 +183,20 @@ def warm_up(variant: Variant, case: Case) -> int:
     return calls
 
 
+def catch_up(variant: Variant, calls: int) -> None:
+    """Makes as many calls as co-execution has, as far as time allows: a trained model may do less in a step."""
+    until = time.monotonic() + LONGEST_CATCH_UP
+    for _ in range(calls):
+        variant.call()
+        if time.monotonic() > until:
+            break
+
+
 def compare(variant: Variant, eager: Variant) -> None:
     """Notes on `variant` the first call that returned something else than the same call of `eager`."""
     for number, (mine, right) in enumerate(zip(variant.results, eager.results, strict=False), start=1):
         if not np.allclose(mine, right, rtol=1e-3, atol=1e-5):
-            variant.error = f"wrong result in call {number}"
+            variant.error = f"the result of call {number} is more than 0.1 % away"
             return
 
 
@@ -171,7 +210,7 @@ def counted(before, after) -> tuple[float | None, float | None]:
 
 def profile(case: Case, calls: int = 200) -> None:
     """Prints where the Python time of the co-executed variant goes, once it has settled."""
-    variant = prepare(case.build, "coexec", coexec.function)
+    variant = prepare(case.build, "coexec", (case.wrappers or WRAPPERS)["coexec"])
     warm_up(variant, case)
     profiler = cProfile.Profile()
     with profiler:

@@ -22,6 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("COEXEC_CACHE_DIR", "off")  # first calls are those of a program that is new
 
 from examples.bench import rows
 from examples.bench.rows import OURS, ROOT, Plan, Row

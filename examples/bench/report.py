@@ -16,6 +16,7 @@ HEADS = {
     "tf.function": "tf.function",
     "jit": "jit_compile=True",
     "regions off": "coexec, regions off",
+    "control flow": "coexec, loops on device",
     "coexec": "coexec",
 }
 FIRST_CALLS = ("eager", "tf.function", "jit", "coexec")
@@ -36,6 +37,9 @@ steps is in their times. *First* is the first step, in milliseconds. *Peak* is b
 at most during the compared steps."""
 
 
+STEPS = """\
+Medians of one run in which all variants took turns, ratios to eager of the same round; the cases with a column for
+Python's decisions have `control_flow=True`. Eager's results are compared with the others' first ones."""
 PEERS = """\
 The same small steps, written in each library as its users do, from weights of its own; times in turns, ratios to eager
 TensorFlow. `torch.compile` compiles the forward and backward pass, `jax.jit` the whole step."""
@@ -75,12 +79,17 @@ def write(run: Run, directory: Path) -> None:
     """Writes the three files that go with the source."""
     document, data, picture = (directory / name for name in FILES)
     write_json(run, data)
-    try:
-        peers = section(document.read_text(), "peers")  # is measured by another command
-    except (OSError, ValueError):
-        peers = "\n".join(marker.format("peers") for marker in MARKERS)
-    document.write_text(as_document(run, picture.name, peers))
+    others = {name: _kept(document, name) for name in ("bench", "peers")}
+    document.write_text(as_document(run, picture.name, **others))
     picture.write_text(plot.bars(run.rows))
+
+
+def _kept(document: Path, name: str) -> str:
+    """The section of a document that another command measures."""
+    try:
+        return section(document.read_text(), name)
+    except (OSError, ValueError):
+        return "\n".join(marker.format(name) for marker in MARKERS)
 
 
 def summary(measured: list[Row]) -> dict:
@@ -130,8 +139,8 @@ def as_text(run: Run) -> str:
     return "\n\n".join([run.circumstances, *tables(run.rows), "\n".join(sentences(run.rows))])
 
 
-def as_document(run: Run, picture: str, peers: str) -> str:
-    """BENCHMARKS.md; `peers` is its section of that name."""
+def as_document(run: Run, picture: str, bench: str, peers: str) -> str:
+    """BENCHMARKS.md; `bench` and `peers` are its sections of those names."""
     versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
     devices = sorted({device for row in run.rows for device in row.devices})
     paragraphs = [
@@ -140,6 +149,9 @@ def as_document(run: Run, picture: str, peers: str) -> str:
         "\n".join(f"* {sentence}" for sentence in sentences(run.rows)),
         f"![Time of a step as a multiple of eager's, by program]({picture})",
         *tables(run.rows),
+        "## Small steps",
+        STEPS,
+        bench,
         "## Beside PyTorch and JAX",
         PEERS,
         peers,

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 # In the order in which they run: what may crash or leave things behind comes last.
-VARIANTS = ("eager", "coexec", "regions off", "tf.function", "jit")
-OURS = ("coexec", "regions off")
+OURS = ("coexec", "control flow", "regions off")
+VARIANTS = ("eager", *OURS, "tf.function", "jit")
 ROOT = Path(__file__).parents[2]
 
 

@@ -1,4 +1,4 @@
-"""Turns measurements into the Markdown tables that the terminal and the README show, and into JSON."""
+"""Turns measurements into the Markdown tables that the terminal, README.md and BENCHMARKS.md show, and into JSON."""
 
 import datetime
 import importlib.metadata
@@ -7,10 +7,12 @@ import platform
 import re
 from pathlib import Path
 
+from examples.bench.cases import IN_README
 from examples.bench.measure import Memory, Result
 
 MARKERS = "<!-- {}:begin -->", "<!-- {}:end -->"
-COLUMNS = {"eager": "eager", "coexec": "coexec", "tf.function": "tf.function", "jit": "jit_compile=True"}
+COLUMNS = {"eager": "eager", "coexec": "coexec", "tf.function": "tf.function", "jit": "jit_compile=True",
+           "host": "Python decides"}
 
 
 def circumstances() -> str:
@@ -39,9 +41,26 @@ def render(results: list[Result], memory: list[Memory], *, goals: bool) -> str:
     if notes.lines:
         parts.append("\n".join(notes.lines))
     if results and goals:
-        parts.append(first_call_table(results))
+        parts.append(early_table(results))
     parts.extend(memory_line(m) for m in memory)
     return "\n\n".join(parts)
+
+
+def short_table(results: list[Result]) -> str:
+    """The cases for the README: milliseconds per call and multiples of eager's, without the reasons of failures."""
+    columns = ("eager", "coexec", "tf.function", "jit")
+    rows = [[r.case.what, *(short_cell(r, name) for name in columns)] for r in results if r.case.name in IN_README]
+    return markdown(["ms per call (of eager)", *(COLUMNS[name] for name in columns)], rows)
+
+
+def short_cell(result: Result, name: str) -> str:
+    """The time and ratio of one variant, or in a word why there is none."""
+    variant, ratio = result.variants[name], result.ratio(name)
+    if variant.per_call is None:
+        return "fails"
+    if variant.error:
+        return "other result"
+    return milliseconds(variant.per_call) + ("" if name == "eager" else f" ({ratio:.2f})")
 
 
 class Notes:
@@ -81,7 +100,9 @@ def columns_of(results: list[Result]) -> dict[str, str]:
 
 
 def cell(result: Result, name: str, notes: Notes) -> str:
-    """The time and ratio of one variant, or the mark of the note that says why there is none."""
+    """The time and ratio of one variant, or the mark of the note that says why there is none; empty in other cases."""
+    if name not in result.variants:
+        return ""
     variant, ratio = result.variants[name], result.ratio(name)
     mark = f" {notes.mark(f'{COLUMNS.get(name, name)}, {result.case.what}: {variant.error}')}" if variant.error else ""
     if variant.per_call is None:
@@ -91,20 +112,29 @@ def cell(result: Result, name: str, notes: Notes) -> str:
 
 
 def goal(result: Result) -> str:
-    """Whether the co-executed ratio is within the case's goal."""
-    at_most, ratio = result.case.at_most, result.ratio("coexec")
-    if at_most is None or ratio is None:
-        return ""
-    return f"{at_most:.2f} {'met' if ratio <= at_most else 'MISSED'}"
+    """Whether the co-executed ratios, to eager and to the faster graph, are within the case's goals."""
+    case = result.case
+    goals = (
+        (case.at_most, result.ratio("coexec"), ""),
+        (case.of_graphs, result.ratio_to_graphs(), " of graphs"),
+        (case.of_host, result.ratio_to_host(), " of Python's decisions"),
+    )
+    return ", ".join(
+        f"{at_most:.3g}{what} {'met' if ratio <= at_most else f'MISSED ({ratio:.2f})'}"
+        for at_most, ratio, what in goals
+        if at_most is not None and ratio is not None
+    )
 
 
-def first_call_table(results: list[Result]) -> str:
-    """Milliseconds of the first call, which traces and may compile."""
+def early_table(results: list[Result]) -> str:
+    """Milliseconds of the first call, and of the first twenty, in which each variant learns, traces and compiles."""
     rows, columns = [], columns_of(results)
-    for result in results:
-        seconds = [result.variants[name].first_call for name in columns]
-        rows.append([result.case.what, *("" if s is None else milliseconds(s) for s in seconds)])
-    return markdown(["ms of the first call", *columns.values()], rows)
+    for what, early in (("first call", "first_call"), ("first 20 calls", "all_early")):
+        for result in results:
+            variants = [result.variants.get(name) for name in columns]
+            seconds = [None if v is None else getattr(v, early) for v in variants]
+            rows.append([f"{what}: {result.case.what}", *("" if s is None else milliseconds(s) for s in seconds)])
+    return markdown(["ms", *columns.values()], rows)
 
 
 def memory_line(memory: Memory) -> str:
@@ -150,6 +180,7 @@ def as_json(results: list[Result], memory: list[Memory]) -> dict:
                 "variants": {
                     v.name: {
                         "first_call": v.first_call,
+                        "first_20_calls": v.all_early,
                         "per_call": v.per_call,
                         "of_eager": r.ratio(v.name),
                         "error": v.error,

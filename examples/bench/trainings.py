@@ -31,6 +31,7 @@ from examples.programs import PROGRAMS, Program
 DECORATORS: dict[str, Callable] = {
     "eager": lambda function: function,
     "coexec": coexec.function,
+    "control flow": coexec.function(control_flow=True),
     "regions off": coexec.function(regions=False),
     "tf.function": tf.function,
     "jit": tf.function(jit_compile=True),

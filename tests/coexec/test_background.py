@@ -80,10 +80,10 @@ def test_the_faster_backend_stays(slow, winner, monkeypatch):
     """Whichever backend takes longer is given up."""
     launch = Executable.launch
 
-    def slowed(self, feeds):
+    def slowed(self, *given):
         if self.backend == slow:
             time.sleep(0.02)
-        return launch(self, feeds)
+        return launch(self, *given)
 
     monkeypatch.setattr(Executable, "launch", slowed)
     fn = coexec.function(training()[0])
@@ -273,3 +273,25 @@ def test_the_process_ends_during_a_compilation(how):
     run = subprocess.run([sys.executable, "-c", textwrap.dedent(EXITING) + how], capture_output=True, timeout=120)
     assert run.returncode == (0 if not how else -2), run.stderr[-2000:]
     assert b"waiting for XLA" in run.stderr
+
+
+def test_xla_gets_a_bounded_number_of_shapes(monkeypatch):
+    """XLA never frees what it has compiled: of one place it gets so many shapes, then no more, and all stay right."""
+    monkeypatch.setattr(segments, "MAX_XLA", 3)
+    step, _, _ = training()
+    plain, _, _ = training()
+    prepared = []
+    prepare = Executable.prepare
+    monkeypatch.setattr(Executable, "prepare", lambda self, device: prepared.append(self.name) or prepare(self, device))
+    fn = coexec.function(step, name="shapes")
+    for turn in range(2):  # what has been compiled once is asked for again after `clear`
+        for rows in range(1, 7):
+            x = tf.ones([rows, 8]) / rows
+            for _ in range(5):
+                np.testing.assert_allclose(fn(x).numpy(), plain(x).numpy(), rtol=1e-4)
+            assert background.wait(60)
+        assert len(set(prepared)) == 3
+        assert ("never frees its code" in fn.explain()) is True
+        assert fn.stats().followed >= 20 * (turn + 1)
+        fn.clear()
+    assert len(prepared) == 6

@@ -85,16 +85,16 @@ def test_it_comes_back():
     for n in range(100):
         fn(X, 0.1 + n / 100)
     assert 0 < fn.stats().imperative < 100
-    for _ in range(6 * account.MAX_PAUSE):
-        fn(X, 0.5)
-        if fn._controller.account.pause == 0:
+    for _ in range(6 * account.MAX_PAUSE // 50):
+        before = fn.stats()
+        for _ in range(50):
+            y = fn(X, 0.5)
+        after = fn.stats()
+        if min(after.followed - before.followed, after.launches - before.launches) >= 45:
             break
-    before = fn.stats()
-    for _ in range(50):
-        np.testing.assert_array_equal(fn(X, 0.5).numpy(), long(X, 0.5).numpy())
-    after = fn.stats()
-    assert after.followed - before.followed >= 45
-    assert after.launches - before.launches >= 45
+    else:
+        pytest.fail(f"never followed in most of 50 calls: {after}")
+    np.testing.assert_array_equal(y.numpy(), long(X, 0.5).numpy())
 
 
 def test_a_good_path_stays_beside_new_ones():

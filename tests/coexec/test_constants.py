@@ -43,13 +43,14 @@ SINGLE = tf.constant([0.1])
         pytest.param(lambda: tf.stack([0.1, 0.2]) * fed([1.0, 2.0]), id="list-of-numbers"),
         pytest.param(lambda: tf.raw_ops.Mul(x=fed([1.0], tf.float16), y=1 + 2.0**-11 + 2.0**-30), id="half"),
         pytest.param(lambda: tf.raw_ops.Mul(x=fed([1.0], tf.bfloat16), y=1 + 2.0**-9 + 2.0**-30), id="bfloat16"),
-        pytest.param(lambda: tf.constant(2, tf.int64) * tf.identity(tf.constant([3], tf.int64)), id="int64"),
+        pytest.param(lambda: tf.constant(2, tf.int64) * tf.cast(fed([3.0]), tf.int64), id="int64"),
         pytest.param(lambda: tf.complex(1.0, 2.0) * tf.cast(fed([1.0]), tf.complex64), id="complex"),
     ],
 )  # fmt: skip
 def test_dtypes(operation, jit):
     """Where all inputs are constants, tensors among them say the dtype, not arrays and numbers."""
-    run_both(lambda function: function(lambda _: operation()), CALLS, jit_compile=jit)
+    fn = run_both(lambda function: function(lambda _: operation()), CALLS, jit_compile=jit)
+    assert fn.stats().launches > 0, fn.explain()
 
 
 @pytest.mark.parametrize("jit", MODES)
@@ -71,7 +72,8 @@ def test_constants_that_variables_hold(jit):
 
         return function(step)
 
-    run_both(program, CALLS, jit_compile=jit)
+    fn = run_both(program, CALLS, jit_compile=jit)
+    assert fn.stats().launches > 0, fn.explain()
 
 
 def test_a_tape_that_watches_a_constant():
@@ -94,6 +96,7 @@ def test_a_tape_that_watches_a_constant():
         fn = coexec.function(step)
         for _ in range(16):
             np.testing.assert_allclose(fn(reads).numpy(), step(reads).numpy(), rtol=1e-6)
+        assert fn.stats().regions > 0, fn.explain()
 
 
 def test_indices_inside_of_a_traced_function():

@@ -4,6 +4,7 @@ import contextlib
 import inspect
 import io
 import logging
+import sys
 import traceback
 
 import keras
@@ -446,7 +447,7 @@ def test_a_failed_compilation_is_imperative(monkeypatch):
 def test_a_failed_launch_is_imperative(monkeypatch):
     """If an executable never works, the operations run one by one, and `explain` says why."""
 
-    def refuse(self, feeds):
+    def refuse(self, *given):
         raise RuntimeError("no launch today")
 
     monkeypatch.setattr(Executable, "launch", refuse)
@@ -493,3 +494,54 @@ def test_keras_names_the_layer_that_failed():
     followed = step.stats().followed
     step(tf.constant([[0, 1]]))
     assert step.stats().followed == followed + 1
+
+
+# Tensors, and no numbers of Python's: TensorFlow keeps those in a table, and aborts the process where it is too deep in
+# Python to compare them (`CHECK(!PyErr_Occurred())`, in eager programs, too).
+HALF, ONE = tf.constant(0.5), tf.constant(1.0)
+
+
+def endlessly(x):
+    return endlessly(x * HALF + ONE)
+
+
+def endlessly_yielding(x):
+    y = x - ONE
+    for z in endlessly_yielding(y):
+        yield z * ONE
+
+
+def endlessly_reading(x):
+    return endlessly_reading(x * ONE if x.numpy() is not None else x)
+
+
+def endlessly_casting(x):
+    return endlessly_casting(tf.cast(tf.cast(x, tf.int32), tf.float32))
+
+
+def endlessly_in_python(x):
+    return endlessly_in_python(x)
+
+
+ENDLESS = [endlessly, lambda x: list(endlessly_yielding(x)), endlessly_reading, endlessly_casting, endlessly_in_python]
+
+
+@pytest.mark.parametrize("function", ENDLESS)
+def test_recursion_without_end(function):
+    """It ends as it does eagerly, word for word, whether it is the runtime or TensorFlow that gets too deep."""
+    before, limit = holders(), sys.getrecursionlimit()
+    step = coexec.function(function, jit_compile=False)
+    sys.setrecursionlimit(len(inspect.stack(0)) + 120)
+    try:
+        words = []
+        for call in (function, step, step, step):
+            with pytest.raises(RecursionError) as raised:
+                call(X)
+            words.append(str(raised.value))
+            del raised
+    finally:
+        sys.setrecursionlimit(limit)
+    assert words[1:] == words[:1] * 3
+    assert step.stats().calls == 3
+    assert intercept.current_handler() is None
+    assert_quiet(before)

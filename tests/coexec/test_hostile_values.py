@@ -1,5 +1,8 @@
 """Hostile values: what compilers may not rewrite, numbers of every kind, indices and variables that change by call."""
 
+import weakref
+
+import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -21,7 +24,13 @@ def compiled():
 def on(values, operation, **options):
     """Runs an operation on values that come from outside, so that no compiler may fold them."""
     values = tf.constant(values, tf.float32)
-    run_both(lambda function: function(lambda _: operation(tf.identity(values))), CALLS[:4], **options)
+    return run_both(lambda function: function(lambda _: operation(tf.identity(values))), CALLS[:4], **options)
+
+
+def backends(fn):
+    """What the segments of a function are compiled to; each was launched."""
+    assert fn.stats().launches > 0, fn.explain()
+    return {c.executable.backend for c in fn._controller.segments._all if c.executable is not None}
 
 
 @pytest.mark.parametrize(
@@ -44,6 +53,7 @@ def on(values, operation, **options):
         pytest.param([0.0, 8.0, -8.0], lambda x: tf.quantization.fake_quant_with_min_max_vars(x, -6.0, 6.0),
                      id="quantised"),
         pytest.param([-0.0], lambda x: 1.0 / (x + tf.zeros_like(x)), id="zeros-like"),
+        pytest.param([-0.0, 0.0, -2.0, 3.0], lambda x: 1.0 / tf.sign(x), id="sign"),
         pytest.param([-1.0], lambda x: tf.sqrt(x) * tf.sqrt(x), id="roots"),
         pytest.param([0.0, np.inf], lambda x: x / x, id="quotient"),
         pytest.param([0.0, 1.0], lambda x: x / 1e-39, id="tiny-divisor"),
@@ -53,6 +63,73 @@ def on(values, operation, **options):
 def test_rewrites(values, operation):
     """Compiled arithmetic gives the value that each operation on its own gives."""
     on(values, operation)
+
+
+@pytest.mark.parametrize("operation", [tf.nn.elu, tf.nn.selu])
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16, tf.float32, tf.float64])
+def test_exponential_units_at_zero(operation, dtype):
+    """Below zero, where the kernels' exponential is one already, both value and slope are those at zero."""
+
+    def differentiated(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = operation(x)
+        return y, tape.gradient(y, x)
+
+    values = np.array([-1e-30, -1e-20, -1e-9, -1e-3, -1.0, -0.0, 0.0, 1e-20, 1.0, np.inf, -np.inf, np.nan])
+    fn = run_both(lambda function: function(differentiated), [(tf.cast(values, dtype),)] * 4)
+    assert backends(fn) == {"xla"}, fn.explain()
+
+
+EDGES = np.array([0.0, -0.0, 1.0, -1.0, 7.0, np.inf, -np.inf, np.nan])
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.complex64])
+@pytest.mark.parametrize("operation", [tf.sqrt, tf.math.rsqrt, tf.math.reciprocal])
+def test_gradients_of_roots(operation, dtype):
+    """No gradient stays none, and squares of what is large or small are lost where the kernels lose them."""
+
+    def differentiated(x, dy):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = operation(x)
+        return tape.gradient(y, x, output_gradients=dy)
+
+    sizes = [0.25, 1.0, 1e-30, 1e30] if dtype != tf.complex64 else [0.0, 1.0 + 2.0j, 4.0]
+    slopes = [0.0, 2.0, 1e-30, 1e30] if dtype != tf.complex64 else [0.0]
+    values, slopes = (tf.constant(v.ravel(), dtype) for v in np.meshgrid(sizes, slopes))
+    fn = run_both(lambda function: function(differentiated), [(values, slopes)] * 4)
+    assert backends(fn) == {"xla"}, fn.explain()
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.float32, tf.float64])
+@pytest.mark.parametrize(
+    ("operation", "given", "gradient"),
+    [(tf.raw_ops.ReluGrad, "features", "gradients"), (tf.raw_ops.Relu6Grad, "features", "gradients"),
+     (tf.raw_ops.RsqrtGrad, "y", "dy"), (tf.raw_ops.SqrtGrad, "y", "dy"), (tf.raw_ops.ReciprocalGrad, "y", "dy")],
+)  # fmt: skip
+def test_gradients_of_infinities(operation, given, gradient, dtype):
+    """Infinite and missing gradients go on, and zeros stay zeros of their sign, as the kernels have it."""
+    values, slopes = (tf.constant(v.ravel(), dtype) for v in np.meshgrid(EDGES, EDGES))
+
+    def differentiated(x, dy):
+        found = operation(**{given: x, gradient: dy})
+        return found, 1.0 / found
+
+    fn = run_both(lambda function: function(differentiated), [(values, slopes)] * 4)
+    assert backends(fn) == {"xla"}, fn.explain()
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [tf.math.ndtri, lambda x: tf.math.igamma(x, 0.0 * x), lambda x: tf.math.igammac(0.0 * x, x)],
+    ids=["ndtri", "igamma", "igammac"],
+)
+def test_tails(operation):
+    """Special functions that XLA approximates otherwise far out are left to their kernels."""
+    fn = on([1e-30, 1e-20, 1e-8, 1e-6, 0.5, 1.0], operation)
+    assert backends(fn) == {"graph"}
+    assert "gives other values under XLA" in fn.explain()
 
 
 @pytest.mark.parametrize(
@@ -156,3 +233,50 @@ def test_number_that_becomes_a_numpy_scalar(dtype, number, jit):
         return step
 
     run_both(make, [(2,), (number,), (number,), (2,), (number,)], jit_compile=jit)
+
+
+@pytest.mark.parametrize("jit", MODES)
+def test_numbers_of_four_bits(jit):
+    """Arrays of the same bytes in other dtypes are other constants, and feeds of half a byte are what they were."""
+    signed, unsigned = np.array([7, -1, 3], ml_dtypes.int4), np.array([7, 15, 3], ml_dtypes.uint4)
+
+    def make(function):
+        @function
+        def step(i):
+            both = tf.constant(signed), tf.constant(unsigned)
+            given = tf.constant(unsigned if i % 2 else signed)
+            return [tf.cast(v, tf.int32) + 1 for v in (*both, given)]
+
+        return step
+
+    step = run_both(make, CALLS, jit_compile=jit)
+    assert step.stats().launches
+
+
+@pytest.mark.parametrize("jit", [True, False])
+def test_operations_of_finalizers(jit):
+    """What the program has done at a tensor's end may issue operations and read values: the call stays as it is."""
+
+    class Holder:
+        def __init__(self, tensor, log):
+            self.tensor, self.log = tensor, log
+
+        def __del__(self):
+            self.log.append(float(self.tensor[0]))
+
+    def make(function):
+        state, log = tf.Variable([1.0, 2.0]), []
+
+        @function
+        def step(i):
+            doubled = state * float(i)
+            added, other = doubled + 1.0, doubled + 2.0
+            total = tf.reduce_sum(added) + tf.reduce_sum(other)
+            weakref.finalize(added, lambda: log.append(float(tf.reduce_sum(state * 3.0))))
+            other.holder = Holder(doubled, log)
+            del added, other
+            return state * float(total)
+
+        return lambda i: (step(i), sorted(log))
+
+    run_both(make, CALLS[:6], jit_compile=jit)

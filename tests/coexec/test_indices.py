@@ -1,5 +1,7 @@
 """Indices of tensors: whatever the index is, followed or not, the result is eager's."""
 
+import sys
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -78,6 +80,27 @@ def test_other_tensors_and_other_indices():
         other = X + float(i)
         pair = (X, other) if i % 2 else (other, X)
         np.testing.assert_array_equal(fn(*pair, i).numpy(), step(*pair, i).numpy())
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+def test_known_indices_are_not_prepared_again(lazy):
+    """In a call that knows the index, TensorFlow's own Python for it does not run; in the first it does."""
+
+    def step(x):
+        x = x + 1.0 if lazy else x
+        return x[:, 1, ..., None] * 2.0
+
+    fn = coexec.function(step)
+    prepared = []
+    for _ in range(6):
+        names = []
+        sys.setprofile(lambda frame, event, _: names.append(frame.f_code.co_name) if event == "call" else None)  # noqa: B023
+        try:
+            fn(X)
+        finally:
+            sys.setprofile(None)
+        prepared.append("_slice_helper" in names)
+    assert prepared[0] and not any(prepared[3:])  # noqa: PT018
 
 
 def test_gradients_of_indices():

@@ -85,6 +85,23 @@ def test_a_training_step_is_four_regions(jit_compile):
     assert after.regions - before.regions == 4, function.explain()
     assert after.ops_followed - before.ops_followed > 100
     assert after.launches > before.launches
+    if jit_compile != "auto":  # then there are both backends
+        assert after.compiles == 1, "what is alive where the segment ends changed while it was learnt"
+
+
+def test_a_layer_that_is_run_again_leaves_its_gradient_known():
+    """The call in which the model, the loss and the optimizer run again jumps over the gradient."""
+    training = Training()
+    step = coexec.function(training.step, jit_compile=False)
+    jumped = []
+    for number in range(30):
+        before = step.stats().regions
+        step(*batch(number))
+        jumped.append(step.stats().regions - before)
+    assert jumped[0] == 0
+    assert jumped[-1] == 4
+    assert jumped.count(1) == 1, jumped  # the tenth time that it was jumped over
+    assert jumped.count(3) <= 5, jumped  # while the gradient is learnt, and when that runs again
 
 
 @pytest.mark.parametrize(
@@ -756,3 +773,38 @@ def test_gradients_of_concatenations_read_nothing():
     after = step.stats()
     assert (after.launches - before.launches, after.regions - before.regions) == (1, 3)
     assert after.followed > before.followed
+
+
+def test_an_array_that_is_multiplied_in_place():
+    """`layer.scale *= 3` writes the same array back, and is noticed at once."""
+    layer = keras.layers.Rescaling(np.array([1.0, 2.0], np.float32))
+
+    @coexec.function
+    def step(x):
+        return layer(x) * 2.0
+
+    x = tf.constant([[0.1, 0.2]])
+    for _ in range(6):
+        step(x)
+    assert step.stats().regions > 0
+    layer.scale *= 3.0
+    np.testing.assert_allclose(step(x), [[0.6, 2.4]], rtol=1e-6)
+
+
+def test_labels_that_are_equal_to_a_shape_by_chance():
+    """Two labels are two integers, as a shape is: only values that operations really take for a shape are compared."""
+    layer, table = keras.layers.Dense(3), tf.Variable(tf.random.stateless_normal([4, 5], [1, 2]))
+    layer(tf.ones([1, 4]))
+
+    def backward(x, labels):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(x) ** 2) + tf.reduce_sum(tf.gather(table, labels) ** 3)
+        return tape.gradient(loss, [*layer.trainable_variables, table])
+
+    step, jumped = coexec.function(backward), []
+    for i in range(12):
+        x, labels = tf.random.stateless_normal([2, 4], [i, 0]), tf.constant([[2, 3], [0, 1], [2, 3], [1, 0]][i % 4])
+        before = step.stats().regions
+        assert_same(snapshot(backward(x, labels)), snapshot(step(x, labels)), rtol=1e-5, atol=1e-6)
+        jumped.append(step.stats().regions - before)
+    assert jumped[-3:] == [2, 2, 2], (jumped, step.explain())

@@ -18,7 +18,7 @@ from keras import layers
 
 import coexec
 from coexec import testing
-from tests.coexec import assert_quiet, holders, in_threads, outcomes, unchanged
+from tests.coexec import assert_quiet, holders, in_threads, outcomes, run_both, unchanged
 from tests.snapshots import assert_same, snapshot
 
 CALLS = 13  # enough for learning, confirming, jumping and running again
@@ -1312,3 +1312,85 @@ def test_nothing_grows():
             counts.append(len(gc.get_objects()))
     assert counts[1] - counts[0] < 4 * 249  # of these, Keras itself keeps about three for each loss's name
     assert step.stats().regions > 500
+
+
+class Inheriting(keras.layers.Layer):
+    """Its layers are not told whether they train: each takes itself for what the one before was told."""
+
+    def __init__(self, log):
+        super().__init__()
+        self.norm = keras.layers.BatchNormalization()
+        self.drop = keras.layers.Dropout(0.5, seed=4)
+        self.dense = keras.layers.Dense(3, kernel_initializer="ones")
+        self.log = log
+
+    def call(self, x, how=None):
+        self.log.append(how)
+        x = self.dense(x)
+        y = self.norm(x) if how is None else self.norm(x, training=how)
+        return self.drop(self.dense(y))
+
+
+def test_what_layers_leave_for_those_behind_them():
+    """Keras notes, for the layers that follow, what one was told of training: also where it was jumped over."""
+
+    def make(decorate):
+        keras.utils.set_random_seed(5)
+        log = []
+        layer = Inheriting(log)
+
+        @decorate
+        def step(x, how):
+            y = layer(x, how=how)
+            return y, tf.identity(layer.norm.moving_mean), list(log)
+
+        return step
+
+    x = tf.constant(np.random.default_rng(0).normal(size=(8, 3)), tf.float32)
+    ways = [None] * 6 + [True] * 6 + [False] * 5 + [True, None, False] * 4
+    fn = run_both(make, [(x, how) for how in ways])
+    assert fn.stats().regions > 60, fn.explain()
+
+
+def test_a_loop_of_cells_is_known_at_once():
+    """A cell called ten times in a `call` of the user's: its gradient is followed as one after a few steps."""
+
+    class Recurrent(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.head = keras.layers.LSTMCell(4), keras.layers.Dense(1)
+
+        def call(self, x):
+            state = [tf.zeros((5, 4)), tf.zeros((5, 4))]
+            for time in range(10):
+                hidden, state = self.cell(x[:, time], state)
+            return self.head(hidden)
+
+    def make(decorate):
+        keras.utils.set_random_seed(5)
+        model, optimizer = Recurrent(), keras.optimizers.SGD(0.1)
+
+        @decorate
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(model(x) - y))
+            optimizer.apply_gradients(
+                zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True)
+            )
+            return loss
+
+        return step
+
+    numbers = np.random.default_rng(0)
+    calls = [(tf.constant(numbers.normal(size=(5, 10, 2)), tf.float32), tf.ones((5, 1))) for _ in range(12)]
+    fn = run_both(make, calls)
+    regions = fn.stats().regions
+    fn(*calls[0])
+    assert fn.stats().regions - regions >= 13, fn.explain()  # the cells, the head, the gradient, the optimizer
+    assert len(_outputs_of(fn)) == 1
+    assert max(_outputs_of(fn)) <= 3
+
+
+def _outputs_of(function):
+    """How many tensors each executable of a function gives out."""
+    return [len(e.outputs) for e in function._controller.segments._executables.values()]

@@ -1,5 +1,7 @@
 """The benchmark of programs: what it calls right and wrong, what it survives, what it writes, and how it is called."""
 
+import ast
+import dataclasses
 import json
 import random
 import subprocess
@@ -12,19 +14,18 @@ import pytest
 import tensorflow as tf
 
 from coexec import __main__ as command_line
-from examples.bench import chrome, plot, programs, report, table
+from examples.bench import chrome, peers, plot, programs, report, table
 from examples.bench import measure as timings
-from examples.bench.cases import Case, forever
-from examples.bench.cases import Program as BenchProgram
+from examples.bench.case import Case, forever
+from examples.bench.case import Program as BenchProgram
 from examples.bench.compare import Course, Unreadable, difference, leaves, verdict
-from examples.bench.rows import VARIANTS, Plan, Row, Variant, read
+from examples.bench.rows import OURS, VARIANTS, Plan, Row, Variant, read
 from examples.bench.trainings import OTHER_DRAWS, measure
 from examples.programs import Program, Training
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAN = Plan(compared=3, warm_up=3, rounds=2)
 GRAPHS = ("tf.function", "jit")
-OURS = ("coexec", "regions off")
 
 
 def tiny(build) -> Program:
@@ -306,9 +307,9 @@ def test_the_tables():
     text = report.as_text(made_up_run())
     times = {line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:-1]]
              for line in text.split("\n\n")[1].splitlines()}  # fmt: skip
-    assert times["good"] == ["150.0", "15.0 (0.10) [1]", "wrong from step 2 [2]", "", "75.0 (0.50)"]
-    assert times["slow"] == ["100.0", "fails [3]", "fails [4]", "", "200.0 (2.00)"]
-    assert times["gone"] == ["cannot [5]"] * 5
+    assert times["good"] == ["150.0", "15.0 (0.10) [1]", "wrong from step 2 [2]", "", "", "75.0 (0.50)"]
+    assert times["slow"] == ["100.0", "fails [3]", "fails [4]", "", "", "200.0 (2.00)"]
+    assert times["gone"] == ["cannot [5]"] * 6
     assert "1. good, tf.function: other draws\n2. good, jit_compile=True: wrong from step 2: losses: so & so\n" in text
     assert "6. slow, coexec: 1 of 1 timed calls ran plainly, as following did not pay" in text
     detail = next(line for line in text.splitlines() if line.startswith("| good") and "75%" in line)
@@ -340,16 +341,42 @@ def test_the_files(tmp_path):
     assert {"good", "0.50", "slow", "2.00", "gone", "not measured"} <= set(texts)
 
 
-def test_the_section_of_the_peers_outlives_a_new_run(tmp_path):
+@pytest.mark.parametrize("name", ["bench", "peers"])
+def test_the_sections_of_other_commands_outlive_a_new_run(tmp_path, name):
     report.write(made_up_run(), tmp_path)
     document = tmp_path / "BENCHMARKS.md"
-    table.write_section(document, "peers", "| what |", "the other command")
+    table.write_section(document, name, "| what |", "the other command")
     report.write(made_up_run(), tmp_path)
-    kept = table.section(document.read_text(), "peers")
+    kept = table.section(document.read_text(), name)
     assert "| what |" in kept
     assert "the other command" in kept
     with pytest.raises(ValueError, match="no lines <!-- nobody:begin -->"):
         table.section(document.read_text(), "nobody")
+
+
+def test_the_short_table():
+    """README's table has the times, and a word where there is none."""
+    case = Case("keras-mlp", "a tiny step", lambda: BenchProgram(lambda x: x * 2.0 + 1.0, forever(tf.ones(3))), calls=2)
+    result = timings.measure(case, 2)
+    result.variants["tf.function"].error = "the result of call 2 is more than 0.1 % away"
+    result.variants["jit"] = timings.Variant("jit", result.variants["jit"].program, len, "fails: why")
+    *_, row = table.short_table([result]).splitlines()
+    what, eager, ours, graph, jit = (cell.strip() for cell in row.split("|")[1:-1])
+    assert (what, graph, jit) == ("a tiny step", "other result", "fails")
+    assert float(eager) > 0
+    assert "(" in ours
+    other = dataclasses.replace(result, case=dataclasses.replace(case, name="tiny"))
+    assert table.short_table([other]).count("\n") == 1  # no row
+
+
+@pytest.mark.parametrize("module", peers.LIBRARIES.values())
+def test_peers_have_all_cases(module):
+    """Each library builds the cases that are asked of it; the libraries themselves need not be there."""
+    tree = ast.parse((ROOT / module.replace(".", "/")).with_suffix(".py").read_text())
+    (builders,) = (
+        node.value for node in tree.body if isinstance(node, ast.Assign) and node.targets[0].id == "BUILDERS"
+    )
+    assert [key.value for key in builders.keys] == list(peers.NAMES)
 
 
 def test_a_peer_is_timed_beside_the_others_and_not_compared():
@@ -357,10 +384,12 @@ def test_a_peer_is_timed_beside_the_others_and_not_compared():
     result = timings.measure(case, 2, {"other": lambda: BenchProgram(lambda: 7.0, forever())})
     assert result.variants["other"].error is None
     assert result.ratio("other") is not None
-    text = table.render([result], [], goals=True)
-    heads, _, row = (line.split("|")[1:-1] for line in text.splitlines()[:3])
+    alone = dataclasses.replace(result, variants={n: v for n, v in result.variants.items() if n != "other"})
+    text = table.render([alone, result], [], goals=True)
+    heads, _, *rows = (line.split("|")[1:-1] for line in text.splitlines()[:4])
     assert [head.strip() for head in heads][1:6] == ["eager", "coexec", "tf.function", "jit_compile=True", "other"]
-    assert len(row) == len(heads)
+    assert [len(row) for row in rows] == [len(heads)] * 2
+    assert [not row[5].strip() for row in rows] == [True, False]  # a case that has no such variant has no cell
 
 
 def test_a_picture_of_nothing_can_be_drawn():

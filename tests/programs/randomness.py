@@ -69,6 +69,58 @@ def shuffled(function):
     return Instance(step, each(lambda i: args(tf.range(6) * (i + 1))))
 
 
+@program(rtol=0, atol=0)
+def own_seeds(function):
+    "Seeds of the operations' own: a constant, one that changes by call, none; in a loop, and outside of the step."
+
+    @function
+    def step(x, number):
+        total = x
+        for _ in range(2):
+            total = total + tf.random.uniform([4], seed=3)
+        return tf.nn.dropout(total, 0.5, seed=number), tf.random.shuffle(x, seed=3), tf.random.uniform([4])
+
+    def outside(_):
+        return tf.random.uniform([4], seed=3)
+
+    return Instance(step, each(lambda i: args(tf.zeros(4), [1, None, 1, 2][i % 4])), after=outside)
+
+
+@program(rtol=0, atol=0)
+def drawn_before_a_failure(function):
+    "An operation fails and is caught: what was drawn before stays drawn, and the next draws are as if eager."
+    totals = tf.Variable(0.0)
+
+    @function
+    def step(x, index):
+        first = tf.random.uniform([2])
+        totals.assign_add(first[0])
+        try:
+            first = first + tf.gather(x, index)
+        except tf.errors.InvalidArgumentError:
+            first = first * tf.random.uniform([2])
+        return first, tf.random.uniform([], 0, 100, tf.int32)
+
+    return Instance(step, each(lambda i: args(tf.ones(3), 5 if i % 4 == 2 else i % 3)), lambda: totals)
+
+
+@program(**NORMAL)
+def gradient_through_noise(function):
+    "Dropout and noise between weights and a loss; the gradient takes the numbers that were drawn."
+    weights = tf.Variable(tf.ones([4, 3]))
+
+    @function
+    def step(x):
+        with tf.GradientTape() as tape:
+            hidden = tf.nn.dropout(x @ weights, 0.25) + tf.random.normal([2, 3])
+            loss = tf.reduce_sum(hidden * hidden)
+        gradient = tape.gradient(loss, weights)
+        weights.assign_sub(0.125 * gradient)
+        return loss, gradient
+
+    return Instance(step, each(lambda i: args(whole(i) + tf.ones([2, 4]))), lambda: weights)
+
+
 @program(rtol=1e-5, atol=1e-6)
 def other_distributions(function):
     "Gamma, Poisson and log-uniform candidates."
@@ -141,7 +193,7 @@ def stateless(function):
     return Instance(step, each(lambda i: args(tf.constant([i, 1]))))
 
 
-@program(launches=False, why="there is nothing but random operations", rtol=0, atol=0)
+@program(rtol=0, atol=0)
 def seed_set_inside(function):
     "`tf.random.set_seed` within a step starts the numbers again."
 

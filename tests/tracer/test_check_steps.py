@@ -54,6 +54,7 @@ def a_step_of_other_parents(graph):
 @breaks("a segment ends at an operation that runs on its own", "host_operations")
 def a_step_behind_a_cut(graph):
     step = next(s for n in graph.nodes if n.after for s in steps_of(n) if s.host)
+    step.early = False
     step.next.append(Step(step, "Relu", graph.nodes[1], None, (), {}, {}, ()))
 
 
@@ -97,6 +98,11 @@ def a_tensor_too_many(graph):
 @breaks("the segment has 2 feeds up to it")
 def a_feed_too_many(graph):
     step_of(graph, 3).external += 1
+
+
+@breaks("the segment has 0 draws up to it")
+def a_draw_too_many(graph):
+    step_of(graph, 3).draws += 1
 
 
 @breaks("it has a slot for each input")

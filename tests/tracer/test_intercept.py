@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tracer import intercept
 from tracer.intercept import handling, hold, installed, release
-from tracer.private import constant_op, pywrap_tfe
+from tracer.private import constant_op, context, pywrap_tfe
 
 X = tf.constant([1.0, 2.0])
 HOOKED = [(module, name) for module, name, _, _ in intercept._HOOKS]
@@ -247,3 +247,4 @@ def test_the_hooked_functions_are_the_named_ones():
         "TFE_Py_TapeVariableAccessed", "TFE_Py_TapeWatch", "TFE_Py_TapeWatchVariable",
     }  # fmt: skip
     assert [name for module, name in HOOKED if module is constant_op] == ["convert_to_eager_tensor"]
+    assert [name for module, name in HOOKED if module is context] == ["internal_operation_seed"]

@@ -1,9 +1,15 @@
 """TensorFlow's private parts: what each must be and do. An upgrade that changes one fails here first, by name."""
 
+import ctypes
 import dis
 import inspect
+import os
+import subprocess
+import sys
+import textwrap
 import weakref
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -13,6 +19,8 @@ from tracer.lazy import LazyTensor
 from tracer.private import (
     CompositeTensor,
     EagerTensor,
+    Trackable,
+    binary_assert,
     config_pb2,
     constant_op,
     context,
@@ -20,11 +28,18 @@ from tracer.private import (
     cpp_shape_inference_pb2,
     func_graph,
     function_pb2,
+    functions_of_dataset,
+    global_state,
+    gradient_code,
     handle_data_util,
+    is_op_determinism_enabled,
     is_resource_variable,
+    keras_losses,
+    node_def_pb2,
     op_def_library,
     op_def_registry,
     ops,
+    plain_assert,
     pywrap_tfe,
     record,
     tensor_shape_pb2,
@@ -243,6 +258,40 @@ def test_the_name_scope_and_control_dependencies():
 # constant_op, op_def_registry, op_def_library, func_graph.
 
 
+def test_seeds_of_operations_are_drawn_by_one_function(monkeypatch):
+    """`get_seed` looks it up on each use if there is a global seed and no other, and takes both modulo 2**31 - 1."""
+    largest = 2**31 - 1
+    drawn = iter([5, 2**31, largest, 0])
+    monkeypatch.setattr(context, "internal_operation_seed", lambda: next(drawn))
+    tf.random.set_seed(2**31 + 6)
+    assert context.global_seed() == 2**31 + 6
+    assert tf.compat.v1.get_seed(None) == (7, 5)
+    assert tf.compat.v1.get_seed(None) == (7, 1)
+    assert tf.compat.v1.get_seed(3) == (7, 3)
+    tf.random.set_seed(0)
+    assert tf.compat.v1.get_seed(None) == (0, largest)  # both zero would mean no seed at all
+    tf.random.set_seed(None)
+    assert context.global_seed() is None
+    assert tf.compat.v1.get_seed(None) == (None, None)
+    assert tf.compat.v1.get_seed(3) == (87654321, 3)
+    assert next(drawn) == 0
+
+
+def test_a_random_kernel_goes_on_where_it_was():
+    """It is kept by its attributes, seeds included, until a global seed is set."""
+
+    def draw():
+        return tf.raw_ops.RandomUniform(shape=[2], dtype=tf.float32, seed=5, seed2=6).numpy().tolist()
+
+    tf.random.set_seed(1)
+    first, second = draw(), draw()
+    assert first != second
+    tf.random.set_seed(1)
+    assert (draw(), draw()) == (first, second)
+    philox = {"key": [5], "counter": [0, 6], "alg": 1}
+    assert tf.raw_ops.StatelessRandomUniformV2(shape=[2], **philox).numpy().tolist() == first
+
+
 def test_constants_are_made_by_one_function(monkeypatch):
     """`constant_op.convert_to_eager_tensor(value, ctx, dtype)` makes tensors of Python values, by its attribute."""
     assert list(inspect.signature(constant_op.convert_to_eager_tensor).parameters) == ["value", "ctx", "dtype"]
@@ -269,20 +318,20 @@ def test_definitions_of_operations():
     assert default.default_value.type == INT32
 
 
-def build(graph):
-    """A function's graph: doubles its input."""
+def test_a_written_operation_is_added_to_a_graph():
+    """`_create_c_op(graph, node, inputs, control_inputs)` adds it; `_from_c_op` knows its outputs and their shapes."""
+    graph = func_graph.FuncGraph("test")
     with graph.as_default():
-        x = tf.compat.v1.placeholder(tf.float32, [2])
-        _, _, operation, _ = op_def_library._apply_op_helper("Mul", x=x, y=tf.constant(2.0))
-        graph.inputs, graph.outputs = [x], [tf.identity(operation.outputs[0])]
-    return graph
-
-
-def test_an_operation_is_added_by_the_names_of_its_definition():
-    """`_apply_op_helper(op, **inputs and attributes)` returns four things, the third of them the operation."""
-    graph = build(func_graph.FuncGraph("test"))
-    assert [op.type for op in graph.get_operations()] == ["Placeholder", "Const", "Mul", "Identity"]
-    assert graph.outputs[0].shape == [2]
+        x = tf.compat.v1.placeholder(tf.float32, [2, 3])
+    node = node_def_pb2.NodeDef(name="product", op="MatMul", input=["x", "x"])
+    node.attr["T"].type = FLOAT
+    node.attr["transpose_a"].b, node.attr["transpose_b"].b = True, False
+    c_op = ops._create_c_op(graph, node, [x, x], [], extract_traceback=False)
+    (product,) = ops.Operation._from_c_op(c_op=c_op, g=graph).outputs
+    assert (product.dtype, product.shape) == (tf.float32, [3, 3])
+    node.name, node.attr["transpose_a"].b = "wrong", False
+    with pytest.raises(ValueError):
+        ops._create_c_op(graph, node, [x, x], [], extract_traceback=False)
 
 
 def test_what_is_behind_a_resource():
@@ -359,6 +408,100 @@ def test_attributes_are_encoded():
 # Small things.
 
 
+def test_determinism_is_off_until_it_is_asked_for():
+    """`is_op_determinism_enabled` says whether runs are to be equal to the bit; nothing switches that off again."""
+    assert is_op_determinism_enabled() is False
+
+
+def test_where_seeds_come_from():
+    """`Context._rng` decides what is drawn next; `set_seed` makes it anew and forgets kernels that have drawn."""
+    tf.random.set_seed(1)
+    before, drawn = context.context()._rng.getstate(), float(tf.random.normal(()))
+    assert context.global_seed() == 1
+    assert float(tf.random.normal(())) != drawn
+    tf.random.set_seed(1)
+    context.context()._rng.setstate(before)
+    assert float(tf.random.normal(())) == drawn
+
+
+def test_whether_tensorflow_has_started():
+    """The context's handle tells a forked process whether there are threads that it lacks."""
+    assert context.context()._context_handle is not None
+    assert context.Context()._context_handle is None
+
+
+def test_the_layers_inside_of_a_layer():
+    """A Keras layer lists itself and those that it holds, however deep."""
+    inner = keras.layers.Dense(2)
+    outer = keras.Sequential([keras.Sequential([inner])])
+    assert {id(outer), id(inner)} <= {id(layer) for layer in outer._flatten_layers()}
+
+
+def test_where_keras_keeps_its_random_numbers():
+    """One generator serves those who bring none: its state is a variable, and another may take its place."""
+    keras.random.normal(())
+    generator = global_state.get_global_attribute("global_seed_generator")
+    before, drawn = generator.state.numpy(), float(keras.random.normal(()))
+    generator.state.assign(before)
+    assert float(keras.random.normal(())) == drawn
+    other = keras.random.SeedGenerator(0)
+    other.state.assign(before)
+    global_state.set_global_attribute("global_seed_generator", other)
+    assert float(keras.random.normal(())) == drawn
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_where_training_goes_on(tmp_path):
+    """`BackupAndRestore` sets `_initial_epoch` of its model when training begins, if it was interrupted before."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    assert model._initial_epoch is None
+    for _ in range(2):
+        backup = keras.callbacks.BackupAndRestore(tmp_path / "backup", delete_checkpoint=False)
+        model.fit(np.ones([2, 1]), np.ones([2, 1]), epochs=2, verbose=0, callbacks=[backup])
+    assert model._initial_epoch == 2
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_keras_scales_its_losses_by_functions_of_one_module(monkeypatch):
+    """Losses and trainers look them up in it on each use."""
+    asked = []
+    monkeypatch.setattr(keras_losses, "scale_loss_for_distribution", lambda value: asked.append("scale") or value)
+    keras.losses.MeanSquaredError()(X[:, None], X[:, None])
+    assert asked == ["scale"]
+    monkeypatch.setattr(keras_losses, "unscale_loss_for_distribution", lambda value: asked.append("back") or value)
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    model.train_on_batch(np.ones([2, 1]), np.ones([2, 1]))
+    assert "back" in asked
+
+
+def test_what_a_checkpoint_writes_of_an_object(tmp_path):
+    """What `_serialize_to_tensors` gives is written by attribute; an iterator has it, a variable has one value."""
+
+    class Standing(Trackable):
+        """Stands in for another object."""
+
+        def __init__(self, tensors):
+            self.tensors = tensors
+
+        def _serialize_to_tensors(self):
+            return self.tensors
+
+    dataset = tf.data.Dataset.range(5)
+    iterator, other, variable = iter(dataset), iter(dataset), tf.Variable(X)
+    next(iterator)
+    standing = {"variable": Standing({"VARIABLE_VALUE": variable.read_value()})}
+    standing["iterator"] = Standing(iterator._serialize_to_tensors())
+    standing["iterator"]._LEGACY_SAVEABLE_NAME = iterator._LEGACY_SAVEABLE_NAME
+    next(iterator)
+    variable.assign([0.0, 0.0])
+    path = tf.train.Checkpoint(**standing).write(str(tmp_path / "one"))
+    tf.train.Checkpoint(variable=variable, iterator=other).read(path).assert_existing_objects_matched()
+    assert variable.numpy().tolist() == X.numpy().tolist()
+    assert int(next(other)) == 1
+
+
 def test_what_cpp_would_convert_out_of_sight():
     """Variables are resource variables and composite; ragged and sparse tensors are composite; tensors neither."""
     assert is_resource_variable(tf.Variable(1.0))
@@ -384,3 +527,310 @@ def registered_in_a_try():
         registered("never called")
     except ValueError:
         return None
+
+
+# Frames: not TensorFlow's, but CPython's private parts.
+
+
+def test_the_variables_of_a_running_function_can_be_set():
+    """What is written to a frame's variables is what the function goes on with, cells and new names included."""
+    import ctypes
+    import sys
+
+    def change(**values):
+        frame = sys._getframe(1)
+        frame.f_locals.update(values)
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+
+    def function(x):
+        change(x=2, y=3)
+        if x < 0:
+            y = 4
+        return x, y
+
+    assert function(1) == (2, 3)
+
+
+def test_the_variables_of_a_running_function_can_be_set_at_its_next_line():
+    """A function traced from the midst of a statement on hears of the next line, or of a jump back to its own."""
+    import sys
+
+    heard = []
+
+    class Traced:
+        def __bool__(self):
+            frame, here = sys._getframe(1), sys._getframe(1).f_lineno
+
+            def tracing(at, event, _):
+                heard.append((event, at.f_lineno - here))
+                if event == "line":
+                    at.f_locals["y"] = at.f_locals["y"] + 10
+                    sys.settrace(None)
+                    at.f_trace = None
+                    return None
+                return tracing
+
+            frame.f_trace = tracing
+            sys.settrace(lambda *_: None)
+            return False
+
+    def function(x):
+        y = 1 + (2 if x else len([3]))
+        z = y
+        for _ in range(2): y = 5 if x else y + 1  # noqa: E701
+        return y, z
+
+    assert function(Traced()) == (34, 12)
+    assert heard == [("line", 1), ("line", 0), ("line", 0)]
+
+    def caught(x):
+        y = 1
+        try:
+            y = 5 if x else [][0]
+        except IndexError:
+            return y
+
+    heard.clear()
+    assert caught(Traced()) == 11
+    assert heard == [("exception", 0), ("line", 1)]
+
+
+def test_an_instruction_says_what_statement_it_belongs_to():
+    """A jump on the truth of a value has the place of the statement that it decides, or of a part of its test."""
+    import sys
+
+    lines = []
+
+    class Asked:
+        def __bool__(self):
+            frame = sys._getframe(1)
+            line, last, *_ = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+            lines.append((line - frame.f_code.co_firstlineno, last - frame.f_code.co_firstlineno))
+            return False
+
+    def function(asked):
+        while asked:
+            pass
+        while True and asked:
+            pass
+        if asked:
+            pass
+
+    if sys.version_info >= (3, 11):
+        function(Asked())
+        assert [first for first, _ in lines] == [1, 3, 5]
+        assert all(last - first in (0, 1) for first, last in lines)
+
+
+def test_gradient_functions_are_called_from_one_place():
+    """It knows the operation whose gradient is asked for as `op_name`."""
+    names = []
+
+    fast = pywrap_tfe.TFE_Py_FastPathExecute
+
+    def look(*args):
+        frame = inspect.currentframe()
+        while frame is not None:
+            if frame.f_code is gradient_code:
+                names.append(frame.f_locals["op_name"])
+            frame = frame.f_back
+        return fast(*args)
+
+    with tf.GradientTape() as tape:
+        tape.watch(X)
+        y = tf.cos(X)
+    pywrap_tfe.TFE_Py_FastPathExecute = look
+    try:
+        tape.gradient(y, X)
+    finally:
+        pywrap_tfe.TFE_Py_FastPathExecute = fast
+    assert "Cos" in {name.decode() if isinstance(name, bytes) else name for name in names}
+
+
+def test_gradient_functions_keep_tensors():
+    """Of sums, say; what is kept can be let go."""
+    cache = context.context().ones_rank_cache()
+    cache.flush()
+    with tf.GradientTape() as tape:
+        tape.watch(X)
+        y = tf.reduce_sum(X)
+    tape.gradient(y, X)
+    assert isinstance(cache.get(1), EagerTensor)
+    context.context().ones_rank_cache().flush()
+    assert cache.get(1) is None
+    assert context.context().zeros_cache().flush() is None
+
+
+READS_FLAGS_ONCE = """
+import os
+import tensorflow as tf
+from tracer.private import pywrap_tf_session
+os.environ["TF_XLA_FLAGS"] = "--tf_xla_disable_constant_folding=true {more}"
+assert pywrap_tf_session.TF_GetXlaConstantFoldingDisabled()
+os.environ["TF_XLA_FLAGS"] = "--no_such_flag_that_would_end_the_process"
+pywrap_tf_session.TF_SetXlaConstantFoldingDisabled(False)
+assert not pywrap_tf_session.TF_GetXlaConstantFoldingDisabled()
+twice = tf.function(lambda x: x + x, jit_compile=True)
+assert twice(tf.constant(2.0)) == 4.0
+(name,) = tf.io.gfile.listdir("ram://there")
+print(name)
+"""
+
+
+def test_tensorflow_reads_xla_flags_once_and_keeps_code_in_memory():
+    """Asking for a flag has TensorFlow read `TF_XLA_FLAGS`, importing it does not; XLA's code goes where they say."""
+    more = "--tf_xla_persistent_cache_directory=ram://there --tf_xla_persistent_cache_prefix=ours"
+    command = [sys.executable, "-c", READS_FLAGS_ONCE.format(more=more)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert run.stdout.startswith("ours__")
+    assert run.stdout.endswith(".pb\n")
+
+
+def test_functions_are_counted():
+    """A function that is added twice is there until it is removed twice."""
+    ctx = private.context.context()
+    definition = tf.function(tf.tanh).get_concrete_function(tf.TensorSpec([2])).function_def
+    mine = private.function_pb2.FunctionDef.FromString(definition.SerializeToString())
+    mine.signature.name = "added_twice"
+    for _ in range(2):
+        ctx.add_function_def(mine)
+    ctx.remove_function("added_twice")
+    assert ctx.has_function(b"added_twice")
+    (result,) = private.pywrap_tfe.TFE_Py_Execute(ctx._handle, None, "added_twice", [tf.zeros([2])], (), 1)
+    assert result.shape == [2]
+    ctx.remove_function("added_twice")
+    assert not ctx.has_function(b"added_twice")
+
+
+def test_messages_of_cpp_come_again_in_a_forked_process():
+    """The thread that kept them from being printed is not there, and will not let them be printed again."""
+    program = textwrap.dedent("""
+        import os, threading
+        from tracer import private
+        level, set_level = private._levels()
+        set_level(0)
+        entered, leave = threading.Event(), threading.Event()
+
+        def keep_quiet():
+            with private.quiet():
+                entered.set()
+                leave.wait(60)
+
+        thread = threading.Thread(target=keep_quiet)
+        thread.start()
+        entered.wait(60)
+        pid = os.fork()
+        if pid == 0:
+            with private.quiet():
+                inside = level()
+            os._exit(0 if (inside, level()) == (3, 0) else 1)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        during = level()
+        leave.set()
+        thread.join()
+        assert (code, during, level()) == (0, 3, 0), (code, during, level())
+    """)
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert found.returncode == 0, found.stderr[-2000:]
+
+
+def test_messages_of_cpp_can_be_kept_quiet():
+    """Inside of `quiet`, also nested, C++ prints no errors; behind it is what was before."""
+    library = ctypes.CDLL(os.path.join(tf.sysconfig.get_lib(), "libtensorflow_framework.so.2"))
+    level, set_level = (getattr(library, name) for name in private._ABSEIL)
+    before = level()
+    try:
+        for usual in (0, 2):
+            set_level(usual)
+            with private.quiet():
+                assert level() > 2
+                with private.quiet():
+                    assert level() > 2
+                assert level() > 2
+            assert level() == usual
+    finally:
+        set_level(before)
+
+
+# Assertions.
+
+
+@pytest.mark.parametrize(
+    ("code", "ask"),
+    [
+        (binary_assert.__code__, lambda fine: tf.debugging.assert_less(X, 9.0 if fine else 1.5, "words")),
+        (binary_assert.__code__, lambda fine: tf.debugging.assert_non_negative(X if fine else -X)),
+        (plain_assert.__code__, lambda fine: tf.debugging.Assert(tf.reduce_sum(X) > (0 if fine else 9), [X])),
+        (plain_assert.__code__, lambda fine: tf.debugging.assert_near(X, X if fine else X + 1.0)),
+    ],
+)
+def test_assertions_ask_one_tensor_for_its_truth(monkeypatch, code, ask):
+    """It is the variable `condition` of one of two functions; where it holds, nothing more is done or returned."""
+    asked, truth = [], ops._EagerTensorBase.__bool__
+
+    def noting(self):
+        frame = sys._getframe(1)
+        asked.append((frame.f_code, frame.f_locals.get("condition") is self, dict(frame.f_locals)))
+        return truth(self)
+
+    assert ask(True) is None
+    monkeypatch.setattr(ops._EagerTensorBase, "__bool__", noting)
+    assert ask(True) is None
+    assert [(where, is_it) for where, is_it, _ in asked] == [(code, True)]
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        ask(False)
+    assert [(where, is_it) for where, is_it, _ in asked[:2]] == [(code, True)] * 2
+    # Called once more with what its arguments are at that moment, it raises the same.
+    names = code.co_varnames[: code.co_argcount]
+    function = next(f for f in (binary_assert, plain_assert) if f.__code__ is code)
+    with pytest.raises(tf.errors.InvalidArgumentError) as again:
+        function(*[asked[1][2][name] for name in names])
+    assert (again.value.message, again.value.op, again.value.node_def) == (caught.value.message, None, None)
+
+
+def test_anonymous_variables():
+    """Two of one name are two, and each is as other variables are."""
+    name = context.anonymous_name()
+    handles = [tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[2], shared_name=name) for _ in range(2)]
+    for number, handle in enumerate(handles):
+        tf.raw_ops.AssignVariableOp(resource=handle, value=X * (number + 1.0))
+    found = [tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32).numpy().tolist() for handle in handles]
+    assert found == [[1.0, 2.0], [2.0, 4.0]]
+
+
+# tf.data: what a dataset runs.
+
+
+def test_the_functions_of_a_dataset():
+    """Those of a dataset and of all that it is made of, with what they capture and which operations they have."""
+    scale = tf.Variable(2.0)
+    rows = tf.data.Dataset.range(4).map(lambda n: tf.cast(n, tf.float32) * scale)
+    whole = tf.data.Dataset.zip((rows, tf.data.Dataset.range(4))).filter(lambda a, b: a > 0.0).batch(2)
+    found = functions_of_dataset(whole)
+    assert len(found) == 2
+    captured = [t for function in found for t in function.captured_inputs]
+    assert any(t is scale.handle for t in captured)
+    operations = {node.op for function in found for node in function.graph.as_graph_def().node}
+    assert {"Mul", "Greater", "ReadVariableOp"} <= operations
+    assert functions_of_dataset(tf.data.Dataset.range(3)) == []
+
+
+def test_keras_writes_into_errors_how_a_layer_was_called():
+    """A layer's `call` runs in a frame of this code, with these names, which adds to the message and marks it."""
+    assert private.injecting_code.co_name == "error_handler"
+    assert {"fn", "object_name"} <= set(private.injecting_code.co_freevars)
+    assert {"args", "kwargs"} <= set(private.injecting_code.co_varnames)
+    assert private.inject_argument_info(len).__code__ is private.injecting_code
+    found = []
+
+    class Layer(keras.layers.Layer):
+        def call(self, x, how=None):
+            frame = sys._getframe(1)
+            found.append((frame.f_code, frame.f_locals["fn"] == self.call, frame.f_locals["object_name"]))
+            raise tf.errors.InvalidArgumentError(None, None, "wrong")
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"calling Layer.call\(\)[^$]*wrong[^$]*how=1") as caught:
+        Layer()(X, how=1)
+    assert found == [(private.injecting_code, True, "Layer.call()")]
+    assert caught.value._keras_call_info_injected

@@ -75,6 +75,55 @@ def test_a_place_has_one_location_and_two_places_have_two():
     assert first != second
 
 
+class Inside:
+    """Calls `call_stack` where CPython, once warm, goes straight from an instruction into Python."""
+
+    def __getitem__(self, index):
+        return call_stack()[0]
+
+    def __call__(self):
+        return call_stack()[0]
+
+    def method(self):
+        return call_stack()[0]
+
+    @property
+    def attribute(self):
+        return call_stack()[0]
+
+
+@pytest.mark.parametrize("way", ["item", "call", "method", "attribute", "loop"])
+def test_a_place_stays_what_it_is_however_cpython_runs_it(way):
+    """Its instructions are specialised after some calls, and not while a profiler looks."""
+    inside = Inside()
+
+    def generated():
+        yield call_stack()[0]
+
+    def place():
+        if way == "item":
+            return inside[0]
+        if way == "call":
+            return inside()
+        if way == "method":
+            return inside.method()
+        if way == "attribute":
+            return inside.attribute
+        for frames in generated():
+            return frames
+
+    found = []
+    for number in range(100):
+        if number in (1, 50):
+            sys.setprofile(lambda *_: None)
+        try:
+            found.append(entry(place))
+        finally:
+            sys.setprofile(None)
+    assert len(found[0]) > 1
+    assert set(found) == {found[0]}
+
+
 def test_frames_of_libraries_are_skipped():
     def through_tensorflow():
         return tf.nest.map_structure(lambda _: call_stack()[0], [0])[0]
@@ -232,6 +281,8 @@ DIFFERENT = [
     (np.zeros(2, np.int32), np.zeros(1, np.int64)), (np.array(1), np.int64(1)), (tf.float32, tf.float64),
     (tf.TensorShape([1]), tf.TensorShape([None])), (tf.float32, repr(tf.float32)),
     (np.array([1.0], ml_dtypes.bfloat16), np.array([1.0], np.float16)),
+    (np.array([-1], ml_dtypes.int4), np.array([15], ml_dtypes.uint4)), (ml_dtypes.int4(-1), ml_dtypes.uint4(15)),
+    (np.empty([0], object), np.empty([0, 2], object)),
 ]  # fmt: skip
 
 

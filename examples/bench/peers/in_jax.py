@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from examples.bench.cases import Program, forever
-from examples.bench.peers.in_tensorflow import CLASSES, HEADS, HIDDEN, LAYERS, LENGTH, WIDTHS, WORDS, images, tokens
+from examples.bench.case import Program, forever
+from examples.bench.networks import CLASSES, HEADS, HIDDEN, LAYERS, LENGTH, WIDTHS, WORDS, images, tokens
 
 
 def training(model: nn.Module, objective: Callable, x: np.ndarray, y: np.ndarray) -> Program:
@@ -126,7 +126,7 @@ def while_loop() -> Program:
     return Program(step, forever(jnp.full((4,), 0.1)))
 
 
-BUILDERS = {"mlp": mlp, "lstm": lstm, "gpt": gpt, "resnet": resnet, "while-loop": while_loop}
+BUILDERS = {"keras-mlp": mlp, "lstm": lstm, "gpt": gpt, "resnet": resnet, "while-loop": while_loop}
 
 
 def variants(case: str) -> dict[str, Callable[[], Program]]:

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from examples.bench.cases import Program, forever
-from examples.bench.peers.in_tensorflow import CLASSES, HEADS, HIDDEN, LAYERS, LENGTH, WIDTHS, WORDS, images, tokens
+from examples.bench.case import Program, forever
+from examples.bench.networks import CLASSES, HEADS, HIDDEN, LAYERS, LENGTH, WIDTHS, WORDS, images, tokens
 
 Compile = Callable[[Callable], Callable]
 
@@ -121,7 +121,7 @@ def while_loop(compiled: Compile) -> Program:
     return Program(step, forever(torch.full((4,), 0.1)))
 
 
-BUILDERS = {"mlp": mlp, "lstm": lstm, "gpt": gpt, "resnet": resnet, "while-loop": while_loop}
+BUILDERS = {"keras-mlp": mlp, "lstm": lstm, "gpt": gpt, "resnet": resnet, "while-loop": while_loop}
 
 
 def variants(case: str) -> dict[str, Callable[[], Program]]:

@@ -1,12 +1,13 @@
-"""The steps in TensorFlow and Keras."""
+"""Networks that are larger than a few layers, and the batches that they are trained on."""
 
 import keras
 import numpy as np
 
-from examples.bench.cases import Case, Program, keras_mlp, training, unrolled_lstm, while_loop
+from examples.programs.parts.bert import Bert
 
 WORDS, LENGTH, HIDDEN, HEADS, LAYERS = 256, 64, 128, 4, 4  # of the GPT
 WIDTHS, IMAGES, CLASSES = (16, 32, 64, 128), 32, 10  # of the ResNet: ResNet-18's blocks, a quarter as wide
+TEXT = 32  # tokens of a text that BERT classifies
 
 
 def tokens() -> tuple[np.ndarray, np.ndarray]:
@@ -22,9 +23,8 @@ def images() -> tuple[np.ndarray, np.ndarray]:
     return numbers.normal(size=shape).astype(np.float32), numbers.integers(CLASSES, size=16).astype(np.int32)
 
 
-def gpt() -> Program:
+def gpt() -> keras.Model:
     """A small GPT: pre-norm blocks, attention to earlier tokens."""
-    keras.utils.set_random_seed(0)
     layers = keras.layers
     text = keras.Input((LENGTH,), dtype="int32")
     places = layers.Embedding(LENGTH, HIDDEN)(keras.ops.arange(LENGTH))
@@ -34,12 +34,11 @@ def gpt() -> Program:
         x = x + layers.MultiHeadAttention(HEADS, HIDDEN // HEADS)(normed, normed, use_causal_mask=True)
         inner = layers.Dense(4 * HIDDEN, "gelu")(layers.LayerNormalization()(x))
         x = x + layers.Dense(HIDDEN)(inner)
-    return training(keras.Model(text, layers.Dense(WORDS)(layers.LayerNormalization()(x))), *tokens())
+    return keras.Model(text, layers.Dense(WORDS)(layers.LayerNormalization()(x)))
 
 
-def resnet() -> Program:
+def resnet() -> keras.Model:
     """A ResNet of eight basic blocks."""
-    keras.utils.set_random_seed(0)
     layers = keras.layers
 
     def normed(x: keras.KerasTensor, width: int, kernel: int, strides: int = 1) -> keras.KerasTensor:
@@ -54,13 +53,24 @@ def resnet() -> Program:
             x = normed(layers.ReLU()(normed(x, width, 3, strides)), width, 3)
             x = layers.ReLU()(layers.Add()([x, shortcut]))
     x = layers.Dense(CLASSES)(layers.GlobalAveragePooling2D()(x))
-    return training(keras.Model(inputs, x), *images())
+    return keras.Model(inputs, x)
 
 
-CASES = (
-    Case("mlp", "MLP 20-64-64-10, 32 rows", keras_mlp, calls=4),
-    Case("lstm", "LSTM cell 64, 20 steps in Python", unrolled_lstm, calls=3),
-    Case("gpt", "GPT, 4 layers of 128, 8x64 tokens", gpt, calls=2),
-    Case("resnet", "ResNet-18, a quarter as wide, 16 images", resnet, calls=2),
-    Case("while-loop", "`while` on a tensor, 100 rounds", while_loop, calls=3),
-)
+class Classifier(keras.Model):
+    """BERT without dropout, and a dense layer on what it makes of the first token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bert = Bert(vocabulary=1000, length=TEXT, hidden=HIDDEN, layers=2, heads=2, dropout=0.0)
+        self.head = keras.layers.Dense(CLASSES)
+
+    def call(self, tokens, training=False):
+        _, pooled = self.bert((tokens, keras.ops.zeros_like(tokens)), training=training)
+        return self.head(pooled)
+
+
+def texts() -> tuple[np.ndarray, np.ndarray]:
+    """Sixteen texts, `int32[16, TEXT]`, and their classes."""
+    numbers = np.random.default_rng(0)
+    return numbers.integers(1, 1000, size=(16, TEXT)).astype(np.int32), numbers.integers(CLASSES, size=16)
+

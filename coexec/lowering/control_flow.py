@@ -1,0 +1,198 @@
+"""Control flow: loops and branches that were written down become functional operations of TensorFlow.
+
+Where an operation inside might fail, or do otherwise under XLA than its kernel does, its check takes the place of the
+failure: the loop stops before the iteration, and Python runs that as ever.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from coexec.lowering.body import BOOL, Body
+from coexec.lowering.checks import check
+from coexec.lowering.failures import can_fail, needs_check
+from coexec.lowering.plan import selects
+from coexec.lowering.rewrites import as_kernel
+from tracer.block import BRANCH, COUNT, FLAG, LOOP, Block, Branch, Loop
+from tracer.graph import LIST, Step, spec_of_constant
+from tracer.nodedef import Symbol
+from tracer.op import Const
+from tracer.spec import Spec
+
+
+class Structures:
+    """Writes loops and branches into a function's body; `functions` takes the functions that they are made of."""
+
+    def __init__(self, name: str, body: Body, functions: list[Body], checks: bool) -> None:
+        self.name = name  # what the functions' names begin with
+        self.body = body
+        self.functions = functions
+        self.checks = checks  # for XLA
+
+    def _function(self, kind: str, specs: list[Spec]) -> tuple[Structures, list[Symbol]]:
+        body = Body(f"{self.name}_{kind}_{len(self.functions)}")
+        self.functions.append(body)
+        return Structures(self.name, body, self.functions, self.checks), [body.argument(spec) for spec in specs]
+
+    # Loops.
+
+    def loop(self, loop: Loop, inputs: list[Symbol]) -> list[Symbol]:
+        """Adds a loop; returns its states, how often it has turned, whether its test holds, and what it has saved."""
+        body = self.body
+        (go,), fine = self.block(loop.test, [inputs[k] for k in loop.test_inputs])
+        stuck = body.constant(False, BOOL) if fine is None else self._not(fine)
+        if fine is not None:  # where the test itself must be Python's, the loop has not come to its end
+            go = self._either(go, stuck)
+        rows = [self._room(inputs[loop.states[k]].spec, loop.limit) for k in loop.saved]
+        variables = [body.constant(0, COUNT.enum), go, stuck, *inputs, *rows]
+        specs = [v.spec for v in variables]
+        attrs = (
+            "T", [s.enum for s in specs], "cond", self._condition(loop, specs), "body", self._turn(loop, specs),
+            "output_shapes", [s.tensor_shape for s in specs], "parallel_iterations", 1,
+        )  # fmt: skip
+        turned, go, _, *rest = body.add(LOOP, [variables], attrs, specs)
+        return [*(rest[k] for k in loop.states), turned, go, *rest[len(inputs) :]]
+
+    def _room(self, spec: Spec, limit: int) -> Symbol:
+        shape = (limit, *spec.shape)
+        zero = self.body.constant(np.zeros((), spec.dtype.as_numpy_dtype), spec.enum)
+        return self.body.make("Fill", [list(shape), zero], spec.enum, shape)
+
+    def _condition(self, loop: Loop, specs: list[Spec]) -> str:
+        inside, (turned, go, stuck, *_) = self._function("condition", specs)
+        body = inside.body
+        body.give(body.both(body.both(go, inside._not(stuck)), body.compare("Less", turned, loop.limit)))
+        return str(body.definition.signature.name)
+
+    def _turn(self, loop: Loop, specs: list[Spec]) -> str:
+        inside, (turned, _, _, *given) = self._function("turn", specs)
+        body = inside.body
+        count = len(given) - len(loop.saved)
+        given, rows = given[:count], given[count:]
+        rows = [inside._saved(row, given[loop.states[k]], turned) for row, k in zip(rows, loop.saved, strict=True)]
+        (*states, stuck), fine = inside.block(loop.body, [given[k] for k in loop.body_inputs])
+        after = list(given)
+        for k, state in zip(loop.states, states, strict=True):
+            after[k] = state
+        (again,), holds = inside.block(loop.test, [after[k] for k in loop.test_inputs])
+        for good in (fine, holds):
+            if good is not None:
+                stuck = inside._either(stuck, inside._not(good))
+        if stuck.op == "Const" and not stuck.inputs[0]:
+            one: Any = 1
+        else:  # the state from before the turn, of which Python will make what it makes
+            after = [a if a is g else body.select(stuck, g, a) for a, g in zip(after, given, strict=True)]
+            again = inside._either(stuck, again)
+            one = body.select(stuck, 0, body.constant(1, COUNT.enum))
+        now = body.make("AddV2", [turned, one], COUNT.enum, ())
+        for value in (now, again, stuck, *after, *rows):
+            body.give(body.make("Identity", [value], value.spec.enum, value.spec.shape))
+        return str(body.definition.signature.name)
+
+    def _saved(self, rows: Symbol, state: Symbol, turned: Symbol) -> Symbol:
+        """Returns the rows with a state in its place; it does no harm there if the turn turns out to be Python's."""
+        body, spec = self.body, rows.spec
+        row = body.make("ExpandDims", [state, 0], spec.enum, (1, *spec.shape[1:]))
+        if self.checks:  # XLA takes it for a change in place
+            begin = body.make("Pack", [[turned, *[0] * len(state.spec.shape)]], COUNT.enum, (len(spec.shape),))
+            return body.make("XlaDynamicUpdateSlice", [rows, row, begin], spec.enum, spec.shape)
+        place = body.make("Reshape", [turned, [1, 1]], COUNT.enum, (1, 1))
+        return body.make("TensorScatterUpdate", [rows, place, row], spec.enum, spec.shape)
+
+    # Branches.
+
+    def branch(self, branch: Branch, inputs: list[Symbol]) -> tuple[list[Symbol], Symbol | None]:
+        """Adds a branch; returns its results, and whether all went well on the way taken."""
+        body = self.body
+        condition, *given = inputs
+        ways = (branch.then, branch.then_inputs), (branch.other, branch.other_inputs)
+        if selects(branch):
+            one, two = (self.block(block, [given[k] for k in places])[0] for block, places in ways)
+            return [self._chosen(condition, *pair) for pair in zip(one, two, strict=True)], None
+        specs = [v.spec for v in given]
+        names, results, alarms = [], [], []
+        for kind, (block, places) in zip(("then", "else"), ways, strict=True):
+            inside, symbols = self._function(kind, specs)
+            found, fine = inside.block(block, [symbols[k] for k in places])
+            names.append((inside, fine))
+            results.append(found)
+            alarms.append(fine)
+        checked = any(fine is not None for fine in alarms)
+        for (inside, fine), found in zip(names, results, strict=True):
+            for value in [*found, *([inside._flag(fine)] if checked else [])]:
+                inside.body.give(inside.body.make("Identity", [value], value.spec.enum, value.spec.shape))
+        out = [v.spec for v in results[0]] + [FLAG] * checked
+        then, other = (str(inside.body.definition.signature.name) for inside, _ in names)
+        attrs = (
+            "Tcond", BOOL, "Tin", [s.enum for s in specs], "Tout", [s.enum for s in out],
+            "then_branch", then, "else_branch", other, "output_shapes", [s.tensor_shape for s in out],
+        )  # fmt: skip
+        found = body.add(BRANCH, [condition, given], attrs, out)
+        return (found[:-1], found[-1]) if checked else (found, None)
+
+    def _chosen(self, condition: Symbol, value: Symbol, other: Symbol) -> Symbol:
+        return value if value is other else self.body.select(condition, value, other)
+
+    def _flag(self, fine: Symbol | None) -> Symbol:
+        return self.body.constant(True, BOOL) if fine is None else fine
+
+    def _not(self, value: Symbol) -> Symbol:
+        return self.body.make("LogicalNot", [value], BOOL, ())
+
+    def _either(self, one: Symbol, other: Symbol) -> Symbol:
+        return self.body.make("LogicalOr", [one, other], BOOL, ())
+
+    # Blocks.
+
+    def block(self, block: Block, inputs: list[Symbol]) -> tuple[list[Symbol], Symbol | None]:
+        """Adds a block's operations; returns its results, and whether all of them do what eager kernels do."""
+        values: dict[int, Symbol] = {-1 - k: symbol for k, symbol in enumerate(inputs)}
+        checks: list[Symbol] = []
+        for step in block.steps:
+            if step.variant is not None and not step.variant.folded:
+                given = [self._input(step, i, slot, values) for i, slot in enumerate(step.slots)]
+                for n, symbol in enumerate(self._operation(step, given, checks)):
+                    values[step.first + n] = symbol
+        results = [
+            values[r] if isinstance(r, int) else self.body.constant(r[0].value, r[1].enum) for r in block.results
+        ]
+        fine = None
+        for predicate in checks:
+            fine = predicate if fine is None else self.body.both(fine, predicate)
+        return results, fine
+
+    def _operation(self, step: Step, inputs: list[Any], checks: list[Symbol]) -> list[Symbol]:
+        body, op, attrs = self.body, step.op or "", step.attrs
+        assert step.variant is not None
+        if op in (LOOP, BRANCH):
+            symbols = [body.symbol(v, s.enum) for v, s in zip(inputs, step.variant.key, strict=True)]
+            if op == LOOP:  # where it does not come to its end, its last result says so
+                results = self.loop(attrs[1], symbols)
+                if attrs[1].whole:
+                    checks.append(self._not(results[-1]))
+                return results
+            results, fine = self.branch(attrs[1], symbols)
+            if fine is not None:
+                checks.append(fine)
+            return results
+        specs = [out.spec for out in step.outputs]
+        if needs_check(step) and (self.checks or can_fail(step)):
+            predicate = check(body, op, inputs, dict(zip(attrs[::2], attrs[1::2], strict=True)))
+            if predicate is None:
+                raise NotImplementedError(f"{op} may fail on some values")
+            checks.append(predicate)
+        return as_kernel(body, op, inputs, attrs, specs) if self.checks else body.add(op, inputs, attrs, specs)
+
+    def _input(self, step: Step, i: int, slot: int, values: dict[int, Symbol]) -> Any:
+        if slot == LIST:
+            slots, consts = step.lists[i]
+            return [
+                self._constant(consts[j], step, i, j) if j in consts else values[s] for j, s in enumerate(slots)
+            ]
+        return self._constant(step.consts[i], step, i) if i in step.consts else values[slot]
+
+    def _constant(self, const: Const, step: Step, *path: int) -> Any:
+        spec = spec_of_constant(step, *path)
+        return const.value if spec is None else self.body.constant(const.value, spec.enum)

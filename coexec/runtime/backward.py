@@ -1,0 +1,145 @@
+"""Backward: what tapes are told of branches and loops on the device, and what they are given back for those.
+
+Each result is recorded by itself, with the arguments that it has a gradient for: so there is none, and not a zero,
+where eager TensorFlow has none.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from coexec.runtime.structures import issue
+from coexec.staging.adjoints import Adjoint
+from coexec.staging.gradients import Gradient
+from coexec.staging.reads import Held
+from tracer.block import BRANCH, CALL, Block
+from tracer.errors import Refused
+from tracer.graph import LIST
+from tracer.intercept import current_handler, flat_outputs, tape_is_empty
+from tracer.lazy import unwrap
+from tracer.op import signature_of
+from tracer.private import context, op_def_library, pywrap_tfe, record
+
+
+def record_reads(arguments: list[Any], given: list[Any]) -> None:
+    """Tells tapes of the variables that have been read for a branch or loop."""
+    for held, value in zip(arguments, given, strict=True):
+        if type(held) is Held:
+            if held.variable.trainable:
+                pywrap_tfe.TFE_Py_TapeVariableAccessed(held.variable)
+            record.record_operation("ReadVariableOp", [value], [held.handle], lambda back: [back], lambda to: [to])
+
+
+def record_branch(run: Any, gradients: list[Gradient], given: list[Any], results: Any) -> None:
+    """Tells tapes of a branch."""
+    for gradient, result in zip(gradients, results, strict=True):
+        if gradient.connected:
+            inputs = [given[k] for k in gradient.connected]
+            record.record_operation("Branch", [result], inputs, _backward(run, gradient, given))
+
+
+def _backward(run: Any, gradient: Gradient, given: list[Any]) -> Any:
+    def backward(back: Any) -> list[Any]:
+        arguments = [*given, tf.convert_to_tensor(back)]
+        if _is_free(run):
+            try:
+                specs = [gradient.block.arguments[k] for k in gradient.connected]
+                return issue(run, CALL, ("structure", gradient.block), arguments, specs)
+            except Refused:
+                pass
+        return _again(gradient.block, arguments)
+
+    return backward
+
+
+class Saved(NamedTuple):
+    """What a loop has left for the way back through it."""
+
+    given: list[Any]
+    turns: int
+    turned: Any  # the same as a tensor
+    rows: list[Any]  # what states were before each turn
+    room: int  # for how many turns they have room
+
+
+def record_loop(run: Any, adjoint: Adjoint, states: list[Any], saved: Saved) -> None:
+    """Tells tapes of a loop: each of its states by itself, with those of its inputs that may have a gradient for it.
+
+    Constants that nobody watches are left out: what goes back for them would be added up for nothing.
+    """
+    for n in adjoint.order:
+        tensors = {p: saved.given[p] if p >= 0 else states[-1 - p] for p in adjoint.connected(n, saved.turns)}
+        wanted = tuple([p for p, v in tensors.items() if p in adjoint.numbers or record.should_record_backprop([v])])
+        if wanted:
+            backward = _through(run, adjoint, n, states, saved, wanted)
+            record.record_operation("Loop", [states[n]], [tensors[p] for p in wanted], backward)
+
+
+def _through(run: Any, adjoint: Adjoint, n: int, states: list[Any], saved: Saved, wanted: tuple[int, ...]) -> Any:
+    after = list(states)
+
+    def backward(back: Any) -> list[Any]:
+        back = tf.convert_to_tensor(back)
+        if _is_free(run):
+            try:
+                block = adjoint.back(n, saved.turns, saved.room, wanted)
+                constants, behind = [saved.given[p] for p in adjoint.constants], [after[m] for m in adjoint.cuts[n]]
+                arguments = [*constants, *behind, *saved.rows, saved.turned, back]
+                return issue(run, CALL, ("structure", block), arguments, [adjoint.spec_of(p) for p in wanted])
+            except Refused:
+                pass
+        return adjoint.again(n, saved.turns, saved.given, after, back, wanted, _again)
+
+    return backward
+
+
+def _is_free(run: Any) -> bool:
+    """Whether what goes back may be an operation of the call: it is still followed, and nobody records it."""
+    return context.executing_eagerly() and run.recorder is None and current_handler() is run and tape_is_empty()
+
+
+def _again(block: Block, given: list[Any]) -> list[Any]:
+    """Issues a block's operations one by one, for whoever records or follows them; Python decides."""
+    values: dict[int, Any] = {-1 - n: v for n, v in enumerate(given)}
+    for step in block.steps:
+        inputs = [_input(step, i, slot, values) for i, slot in enumerate(step.slots)]
+        if step.op == BRANCH:
+            condition, *others = inputs
+            branch = step.attrs[1]
+            ways = [
+                functools.partial(_again, way, [others[k] for k in places])
+                for way, places in ((branch.then, branch.then_inputs), (branch.other, branch.other_inputs))
+            ]
+            outputs = _chosen(condition, *ways)
+        else:
+            outputs = flat_outputs(_issued(step, inputs))
+        for n, tensor in enumerate(outputs):
+            values[step.first + n] = tensor
+    return [values[r] if isinstance(r, int) else tf.constant(r[0].value, r[1].dtype) for r in block.results]
+
+
+def _chosen(condition: Any, then: Any, other: Any) -> list[Any]:
+    if not tf.is_symbolic_tensor(condition):
+        return then() if condition else other()
+    return flat_outputs(tf.cond(condition, then, other))
+
+
+def _issued(step: Any, inputs: list[Any]) -> Any:
+    if context.executing_eagerly():
+        run = pywrap_tfe.TFE_Py_FastPathExecute  # as it is now: hooked, perhaps
+        return run(context.context(), step.op, None, *inputs, *step.attrs)
+    signature = signature_of(step.op)  # a jacobian traces what it asks often
+    assert signature is not None
+    attrs = dict(zip(step.attrs[::2], step.attrs[1::2], strict=True))
+    given = dict(zip(signature.inputs, unwrap(inputs), strict=True))
+    return op_def_library.apply_op(step.op, **given, **attrs)
+
+
+def _input(step: Any, i: int, slot: int, values: dict[int, Any]) -> Any:
+    if slot == LIST:
+        slots, consts = step.lists[i]
+        return [consts[j].value if j in consts else values[s] for j, s in enumerate(slots)]
+    return step.consts[i].value if i in step.consts else values[slot]

@@ -1,0 +1,126 @@
+"""Branches: an `if` that asks a tensor, taken on the device while Python goes on behind it.
+
+Nobody waits: the statement is one more operation of the segment. The local variables are set to what it gives, and
+Python is kept from running either way: the test of an `if` without `else` is answered by no, past another the frame
+goes on at the statement behind it, as under a debugger, and a function that returns is left at once.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterable
+from types import CodeType, FrameType
+from typing import Any
+
+from coexec.lowering.plan import selects
+from coexec.runtime.backward import record_branch, record_reads
+from coexec.runtime.passing import set_variables
+from coexec.runtime.structures import issue, read
+from coexec.staging.branches import StagedBranch, built
+from coexec.staging.gradients import gradients_of
+from coexec.staging.reads import Held
+from tracer.block import BRANCH, CALL
+from tracer.errors import Refused
+from tracer.guards import is_guarded
+from tracer.intercept import tape_is_empty
+from tracer.location import is_entry
+from tracer.syntax import Decision, Simple, line_of
+
+
+class Returned(BaseException):
+    """Leaves a function of the user's, for the one who called it: `run` of the controller."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def records(run: Any, staged: StagedBranch) -> bool:
+    """Returns whether tapes can be told of a branch, if there are any; notes its gradients for that."""
+    if tape_is_empty():
+        return True
+    if run.tapes.foreign:  # they may be accumulators, and others may ask them
+        return False
+    if staged.gradients is None:
+        try:
+            staged.gradients = gradients_of(staged.block)
+        except Refused as refused:
+            staged.gradients = str(refused)
+    return not isinstance(staged.gradients, str)
+
+
+def refuse_branch(staged: StagedBranch, decision: Decision, frame: FrameType, local: dict[str, Any]) -> None:
+    """Refuses a branch that Python cannot be kept from running."""
+    if isinstance(decision.statement, Simple) and not staged.ends:
+        return
+    if not staged.ends:
+        way_past(decision, frame.f_code, (*local, *staged.names))
+        return
+    if frame.f_back is None or not is_entry(frame.f_back.f_code):
+        raise Refused("a way through it returns, to a caller that waits for that")
+    if is_guarded(frame.f_code, frame.f_lasti, frame.f_globals):
+        raise Refused("a way through it returns from within a `try` or `with`")
+
+
+def way_past(decision: Decision, code: CodeType, bound: Iterable[str]) -> tuple[bool, int | None]:
+    """Returns how to keep Python from running either way of an `if`: what to take the test for, and where to go on.
+
+    `bound` holds the names of the variables that have a value there.
+    """
+    branch: Any = decision.statement
+    chain = branch.test if isinstance(branch.test, ast.BoolOp) and not decision.mixed else None
+    takes = chain is not None and isinstance(chain.op, ast.Or)  # else the other parts of the test would be asked
+    if not branch.orelse and not takes and not decision.mixed:
+        return False, None
+    if decision.next is None:
+        raise Refused("there is no one statement behind it")
+    if (takes or decision.mixed) and branch.body[0].lineno == (branch.test.end_lineno or branch.test.lineno):
+        raise Refused("its test and what it decides about are on one line")
+    if sys.version_info >= (3, 12) and not set(code.co_varnames).issubset(bound):
+        raise Refused("Python would give a value to variables that have none yet, where a frame goes on elsewhere")
+    line = line_of(code, decision.next)
+    if line is None:
+        raise Refused("the statement behind it has no line of its own")
+    return takes, line
+
+
+def take(
+    run: Any, staged: StagedBranch, arguments: list[Any], decision: Decision, frame: FrameType, local: dict[str, Any],
+    lead: Any,
+) -> bool:  # fmt: skip
+    """Takes a branch on the device; returns what its test is to be taken for, or leaves the function.
+
+    `lead` has the frame go on elsewhere, or with other variables, from its next line on.
+    """
+    statement: Any = decision.statement
+    if staged.ends:
+        raise Returned(built(staged.value, run_block(run, staged, arguments), arguments))
+    if isinstance(statement, Simple):
+        values, lines = _values(run, staged, arguments), range(statement.lineno, (statement.end_lineno or 0) + 1)
+        return lead(decision.answer, lines=lines, values=values, called=staged.reads.called)
+    taken, line = way_past(decision, frame.f_code, (*local, *staged.names))
+    set_variables(frame, _values(run, staged, arguments))
+    answer = taken is not decision.negated
+    return answer if line is None else lead(answer, line=line, called=staged.reads.called)
+
+
+def _values(run: Any, staged: StagedBranch, arguments: list[Any]) -> dict[str, Any]:
+    results = run_block(run, staged, arguments)
+    return {name: built(form, results, arguments) for name, form in staged.names.items()}
+
+
+def run_block(run: Any, staged: StagedBranch, arguments: list[Any]) -> list[Any]:
+    """Makes what was written down the next operation of a call that is followed; returns its results."""
+    given = [read(run, v.handle) if type(v) is Held else v for v in arguments]
+    results = issue(run, CALL, ("structure", staged.block), given, list(staged.specs))
+    if not tape_is_empty():
+        record_reads(arguments, given)
+        record_branch(run, staged.gradients, given, results)
+    return results
+
+
+def described(staged: StagedBranch) -> str:
+    """Returns in words how the device takes a branch."""
+    ways = [s.attrs[1] for s in staged.block.steps if s.op == BRANCH]
+    how = "both ways are computed, and one is selected" if all(map(selects, ways)) else "only the way taken is run"
+    return f"{{}} is decided on the device: {how}"

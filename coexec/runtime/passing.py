@@ -1,0 +1,101 @@
+"""Passing: how Python is led past what the device has done: a running function goes on somewhere, with variables.
+
+Relies on what debuggers use: the local trace function of a frame, which hears of each line that the frame comes to, may
+set the frame's line there, and its variables.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from types import FrameType
+from typing import Any
+
+from tracer.location import is_user
+
+
+def variables_of(frame: FrameType) -> dict[str, Any]:
+    """Returns the variables of a running function."""
+    variables = frame.f_locals
+    found = dict(variables)
+    _let_go(variables)
+    return found
+
+
+def set_variables(frame: FrameType, values: dict[str, Any]) -> None:
+    """Sets local variables of a running function; those that are shared with others must not be among them."""
+    variables = frame.f_locals
+    _let_go(variables)  # only what is there is written back: the others are what they are by now
+    variables.update(values)
+    ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+    _let_go(variables)
+
+
+def _let_go(variables: Any) -> None:
+    if isinstance(variables, dict):  # before Python 3.13, a copy, which the frame keeps and all that is in it
+        variables.clear()
+
+
+class Passage:
+    """The frames that are on their way past a statement, and what they are told if they ask on that way."""
+
+    def __init__(self) -> None:
+        self._answers: dict[int, tuple[Any, bool, Any]] = {}  # by the id of the frame: who may ask, what they are told
+
+    def answer(self, frame: FrameType, site: Any) -> bool | None:
+        """Returns what a frame is told that asks on its way, or on that of one that has called it; None if on none.
+
+        What is called there has been written down and does nothing but compute; nothing of it is kept.
+        """
+        if not self._answers or sys.gettrace() is not _nothing:
+            return None
+        found = self._answers.get(id(frame))
+        if found is not None:
+            return found[1] if found[0] is site else None
+        called = set()
+        at: FrameType | None = frame
+        while at is not None and id(at) not in self._answers:
+            if is_user(at.f_code):
+                called.add(at.f_code)
+            at = at.f_back
+        return False if at is not None and called.issubset(self._answers[id(at)][2]) else None
+
+    def lead(
+        self, frame: FrameType, site: Any, answer: bool, lines: range = range(0), line: int | None = None,
+        values: dict[str, Any] | None = None, called: Any = (),
+    ) -> bool:  # fmt: skip
+        """Returns `answer`, as all that is asked at `site` until the frame comes to a line that is not in `lines`.
+
+        There its variables are set, and it goes on at `line`. What functions ask of this code that are `called` until
+        then is answered by no.
+        """
+        before = frame.f_trace
+
+        def tracing(at: FrameType, event: str, _: Any) -> Any:
+            if event == "line" and at.f_lineno not in lines:
+                try:
+                    if line is not None:
+                        at.f_lineno = line  # type: ignore[misc]  # only while a line is traced
+                    if values:
+                        at.f_locals.update(values)  # written back behind this call
+                finally:
+                    end()
+                return None
+            if event in ("exception", "return"):  # an interrupt, say: the statement does not come to its end
+                end()
+                return None
+            return tracing
+
+        def end() -> None:
+            sys.settrace(None)
+            frame.f_trace = before
+            self._answers.pop(id(frame), None)
+
+        self._answers[id(frame)] = site, answer, called
+        frame.f_trace = tracing
+        sys.settrace(_nothing)
+        return answer
+
+
+def _nothing(*_: Any) -> None:
+    """Traces no other function."""

@@ -1,0 +1,118 @@
+"""Structures: loops and functions, made operations of a call that is followed though no program issues them as such."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coexec.events import Kind, Ledger
+from coexec.lowering.failures import can_fail, differs, needs_check
+from tracer.block import CALL, LOOP, STRUCTURES, steps_of
+from tracer.errors import Refused
+from tracer.functions import Call, take_apart
+from tracer.graph import Step, Variant
+from tracer.lazy import LazyTensor, Output
+from tracer.location import Location, call_stack, place_of
+from tracer.op import plain_name, signature_of
+from tracer.private import EagerTensor
+from tracer.spec import Spec, intern_spec, spec_of
+
+MAX_FUNCTIONS = 256  # of one decorated function, with the specs of what they were given; more start anew
+
+
+class Functions:
+    """The graph functions that one decorated function calls."""
+
+    def __init__(self, ledger: Ledger, followed: bool) -> None:
+        self.ledger = ledger
+        self.followed = followed
+        self._known: dict[Any, Call | None] = {}
+
+    def call(self, run: Any, op: Any, inputs: Any) -> list[LazyTensor] | None:
+        """Makes a function's operations the next ones of a call that is followed; None if it must run on its own."""
+        name = op.decode() if isinstance(op, bytes) else op
+        if not self.followed or not all(isinstance(v, EagerTensor) for v in inputs):
+            return None
+        key = name, tuple(map(spec_of, inputs))
+        if key not in self._known:
+            if len(self._known) >= MAX_FUNCTIONS:
+                self._known.clear()
+            self._known[key] = self._taken_apart(*key)
+        found = self._known[key]
+        if found is None:
+            return None
+        try:
+            given = [read(run, inputs[k]) if held else inputs[k] for k, held in found.sources]
+            return issue(run, CALL, ("structure", found.block), given, list(found.outputs))
+        except Refused as refused:
+            self.ledger.cause(Kind.CUT, f"{plain_name(name)} runs on its own: {refused}", place_of())
+            return None
+
+    def _taken_apart(self, name: str, specs: tuple[Spec, ...]) -> Call | None:
+        try:
+            found = take_apart(name, specs)
+            refuse_failures(found.block, checked=False)  # TensorFlow's errors of a function tell where it was traced
+        except (Refused, Exception) as refused:  # whatever is not understood runs as TensorFlow runs it
+            self.ledger.cause(Kind.CUT, f"{plain_name(name)} runs on its own: {refused}", place_of())
+            return None
+        return found
+
+
+def is_function(op: Any) -> bool:
+    """Returns whether this is the name of a function, and of no operation."""
+    return signature_of(op.decode() if isinstance(op, bytes) else op) is None
+
+
+def read(run: Any, handle: Any) -> LazyTensor:
+    """Reads a variable, as the next operation of a call that is followed."""
+    enum, shape = spec_of(handle).handle[0]
+    return issue(run, "ReadVariableOp", ("dtype", enum), [handle], [intern_spec(enum, shape)])[0]
+
+
+def issue(run: Any, op: str, attrs: tuple[Any, ...], inputs: list[Any], specs: list[Any]) -> list[LazyTensor]:
+    """Makes an operation that no program has issued the next one of a call that is followed, and answers it.
+
+    Raises `Refused` where the cursor does not take it.
+    """
+    with run.lock:
+        if run.flight is not None:
+            run.flush()
+        step = issued(run, op, attrs, inputs, specs)
+        step.risky = False  # a loop stops before what would fail, and functions that may are not taken apart
+        return run._answer(step)
+
+
+def issued(run: Any, op: str, attrs: tuple[Any, ...], inputs: list[Any], specs: list[Any]) -> Step:
+    """Moves the cursor of a call that is followed over an operation that no program has issued; under its lock."""
+    cursor = run.cursor
+    step = cursor.advance(op, tuple(inputs), attrs)
+    if step is None:
+        frames, guarded = call_stack()
+        location = Location(frames, cursor.counts()[frames, op])
+        node = cursor.graph.add(op, "execute", attrs, location)
+        node.guarded = max(node.guarded, guarded)
+        node.inputs = node.inputs or [set() for _ in inputs]
+        key = tuple(v._out.spec if type(v) is LazyTensor else spec_of(v) for v in inputs)
+        if key not in node.variants:
+            outputs = tuple(Output(spec, None, node) for spec in specs)
+            node.variants[key] = Variant(key, outputs, list(range(len(specs))))
+        step = cursor.adopt("execute", op, tuple(inputs), attrs, ())
+        if step is None:
+            raise Refused(f"it cannot be followed: {cursor.mismatch}")
+        if op in STRUCTURES:  # a loop is always worth a launch
+            step.live += max(len(steps_of(step)), 8 if op == LOOP else 0)
+    if step.host:  # it would be left out
+        raise Refused("it has been written down in too many ways")
+    return step
+
+
+def refuse_failures(part: Any, checked: bool = True) -> None:
+    """Refuses what has operations inside that may fail; with `checked`, but for those of which a check tells before."""
+    step = Step(None, LOOP, None, None, (), {}, {}, ())
+    step.attrs = ("structure", part)
+    for inner in steps_of(step):
+        if inner.op in STRUCTURES:
+            continue
+        if difference := differs(inner.op or ""):
+            raise Refused(f"{inner.op} {difference}")
+        if can_fail(inner) and not (checked and needs_check(inner)):
+            raise Refused(f"{inner.op} may fail on some values")

@@ -1,0 +1,106 @@
+"""Turns: a loop that was written down, carried out on the device for a program that waits for it.
+
+Where tapes watch what it works on, it gives out besides what the way back through it needs, in room for as many
+turns as have been seen so far. The device stops where that is full; what is left is Python's, or the device's in turn.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coexec.lowering.failures import differs
+from coexec.runtime.backward import Saved, record_loop, record_reads
+from coexec.runtime.lists import hand_over
+from coexec.runtime.structures import issue, read
+from coexec.staging.adjoints import Adjoint
+from coexec.staging.loops import Staged
+from coexec.staging.reads import Held
+from tracer.block import COUNT, FLAG, LOOP
+from tracer.errors import Refused
+from tracer.intercept import tape_is_empty
+from tracer.private import record
+
+FEWEST = 8  # turns that there is room for
+MAX_ROOM = 1 << 28  # bytes that are saved in one launch
+
+
+class Turns:
+    """What a loop has done on the device, from these arguments on: `count` turns, and whether its test `holds` then."""
+
+    def __init__(self, run: Any, staged: Staged, arguments: list[Any], adjoint: Adjoint | None, room: int) -> None:
+        self.staged, self.adjoint = staged, adjoint
+        self._run, self._arguments = run, arguments
+        self._loop = staged.loop if adjoint is None else adjoint.saving(room)
+        self._given = [read(run, v.handle) if type(v) is Held else v for v in arguments]
+        states = [staged.inputs[k] for k in self._loop.states]
+        specs = [*states, COUNT, FLAG, *(adjoint.rows(room) if adjoint is not None else ())]
+        found = issue(run, LOOP, ("structure", self._loop), self._given, specs)
+        run.flush()
+        self._states, self._turned, self.holds = found[: len(states)], found[len(states)], found[len(states) + 1]
+        self._rows = found[len(states) + 2 :]
+        self.count = int(self._turned.resolve())
+        if adjoint is not None and self.count:  # what is one tensor in Python is one here: tapes know it by that
+            for n, place in adjoint.alike.items():
+                self._states[n] = self._given[place] if place >= 0 else self._states[-1 - place]
+        self.has_widened = False  # whether there is more room another time
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there was no room for more."""
+        return self.adjoint is not None and self.count == self._loop.limit and self.holds.truth()
+
+    def record(self) -> None:
+        """Tells tapes of the turns."""
+        if self.adjoint is not None and self.count:
+            record_reads(self._arguments, self._given)
+            saved = Saved(self._given, self.count, self._turned, self._rows, self._loop.limit)
+            record_loop(self._run, self.adjoint, self._states, saved)
+
+    def after(self, before: dict[str, Any]) -> dict[str, Any]:
+        """Returns what the local variables are by then that the turns change."""
+        if not self.count:
+            return {}
+        tensors = iter(self._states)
+        after = {s.name: s.join(tensors, before.get(s.name), self.count) for s in self.staged.states}
+        return {**after, **self.staged.constants}
+
+    def hand_over(self, variables: dict[str, Any]) -> int:
+        """Appends what has grown to the lists that the variables hold; returns by how many at most."""
+        lists = self.staged.lists
+        grown = self._states[len(self._states) - 2 * len(lists) :]
+        return hand_over(self._run, lists, grown, variables)
+
+
+def adjoint_for(staged: Staged, arguments: list[Any]) -> Adjoint | str | None:
+    """Returns the way back through a loop, if some tape watches what it is given; where there is none, says why."""
+    if tape_is_empty() or not _watched(arguments):
+        return None
+    if staged.adjoint is None:
+        try:
+            staged.adjoint = Adjoint(staged.loop, staged.inputs)
+            for step in staged.adjoint.steps:
+                if difference := differs(step.op or ""):
+                    raise Refused(f"{step.op} {difference}")
+        except Refused as refused:
+            staged.adjoint = str(refused)
+    adjoint: Adjoint | str = staged.adjoint
+    if isinstance(adjoint, Adjoint) and _watched([arguments[k] for k in adjoint.sparse]):
+        return "a gradient is sparse"
+    return adjoint
+
+
+def room_for(adjoint: Adjoint | None, turns: int, most: int) -> int:
+    """Returns for how many turns there is to be room, where so many have been seen: no more than `most`."""
+    if adjoint is None:
+        return most
+    room = FEWEST
+    while room < turns:
+        room *= 2
+    return max(min(room, most, MAX_ROOM // max(adjoint.size, 1)), 1)
+
+
+def _watched(values: list[Any]) -> bool:
+    """Whether some tape watches one of these; a variable, once it is read."""
+    if any(type(v) is Held and v.variable.trainable for v in values):
+        return True
+    return bool(values) and record.should_record_backprop([v.handle if type(v) is Held else v for v in values])

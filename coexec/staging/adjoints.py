@@ -1,0 +1,267 @@
+"""Adjoints: the way back through a loop that was written down.
+
+Forward, the loop gives out what its states were before each turn, as far as the way back needs them. Back, each turn is
+computed once more from those, and what comes back for its results becomes what goes back for its arguments. So a turn
+takes the memory of its states, not of all that happens in it.
+
+What has a gradient is eager's. How often the loop has turned is known by then, so which inputs a result hangs together
+with is known, too; and what comes back is never filled up with zeros where nothing comes back, since zero times
+infinity would be no number where eager computes nothing. The last turns, behind which less comes back than behind the
+others, are written down apart for that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from coexec.staging.gradients import (
+    Gradient,
+    ancestors,
+    gradient_of,
+    has_gradient,
+    hides,
+    issue_block,
+    pruned,
+    unwatched,
+    used_arguments,
+)
+from tracer.block import COUNT, FLAG, LOOP, Block, Loop, steps_of
+from tracer.errors import Refused
+from tracer.functions import joined
+from tracer.spec import Spec, intern_spec
+from tracer.stage import Stage
+
+# The last turns that are written down apart, at most: each takes as many operations as the loop's body.
+MAX_APART = 8
+
+Live = tuple[int, ...]  # the states for which something comes back, by their numbers
+
+
+class Adjoint:
+    """How to go back through a loop, whose inputs have these specs; raises `Refused` if that cannot be written down.
+
+    What goes back is named by the input that it is for; below zero, by a state as it is after the last turn (-1 - its
+    number): a program may ask for the gradient of one result for another that it has been computed from.
+    """
+
+    def __init__(self, loop: Loop, inputs: tuple[Spec, ...]) -> None:
+        self.loop = loop
+        self.inputs = inputs
+        self.numbers = {position: n for n, position in enumerate(loop.states)}
+        self.alike: dict[int, int] = {}  # states that after each turn are an input, or another state, named as above
+        self.cuts: dict[int, list[int]] = {}  # by state: those that a turn computes it from, as they are afterwards
+        self.lives: dict[int, list[Live]] = {}  # by state: for which something comes back, last turn first
+        self._gradients: dict[Live, Gradient] = {}
+        self._last: dict[int, Gradient] = {}  # of the last turn, by state
+        self._savings: dict[int, Loop] = {}
+        self._blocks: dict[Any, Block] = {}
+        unwatched(self._prepare)
+        count = len(loop.body_inputs)
+        gradients = [*self._gradients.values(), *self._last.values()]
+        used = {loop.body_inputs[a] for g in gradients for a in used_arguments(g.block) if a < count}
+        self.saved = tuple(n for n, position in enumerate(loop.states) if position in used)
+        self.constants = tuple(sorted(used.difference(loop.states)))  # the other inputs that are needed
+        self.size = sum(self._spec(n).size for n in self.saved)  # bytes that each turn takes
+        self.steps = [s for g in gradients for step in g.block.steps for s in (step, *steps_of(step))]
+        self.order = sorted(self.lives, key=lambda n: (len(ancestors(loop.body, loop.body.results[n])), n))
+        # Inputs for which eager would give no tensors: tapes may not ask for them.
+        self.sparse = {loop.body_inputs[a] for g in self._gradients.values() for a in g.sparse}
+        if not self.sparse.isdisjoint(loop.states):
+            raise Refused("a gradient is sparse")
+
+    def _spec(self, n: int) -> Spec:
+        return self.inputs[self.loop.states[n]]
+
+    def spec_of(self, place: int) -> Spec:
+        """Returns the spec of what goes back for an input, or for a state as it is afterwards."""
+        return self.inputs[place] if place >= 0 else self._spec(-1 - place)
+
+    def _prepare(self) -> None:
+        body = self.loop.body
+        states = [n for n in range(len(self.loop.states)) if has_gradient(self._spec(n))]
+        for n in states:
+            self._gradients[n,] = gradient_of(body, (n,), None)
+        self._compare()
+        if hides(body, {body.results[n] for n in states}):
+            raise Refused("an `if` in it computes one result from another")
+        for n in (n for n in states if n not in self.alike):
+            behind = ancestors(body, body.results[n])
+            cuts = self.cuts[n] = [m for m in states if m not in self.alike and body.results[m] in behind]
+            slots = tuple([r for r in (body.results[m] for m in cuts) if isinstance(r, int)])
+            self._last[n] = gradient_of(body, (n,), None, slots) if cuts else self._gradients[n,]
+            lives = self.lives[n] = [(n,)]
+            before = self._states(self._places(self._last[n], cuts))
+            while before != lives[-1] or (cuts and len(lives) == 1):
+                if before in lives[1:] or len(lives) > MAX_APART:
+                    raise Refused("what has a gradient changes from turn to turn")
+                lives.append(before)
+                if before and before not in self._gradients:
+                    self._gradients[before] = gradient_of(body, before, None)
+                before = self._states(self._reached(before))
+
+    def _compare(self) -> None:
+        """Finds results that are one tensor, or one that goes into each turn."""
+        results = self.loop.body.results
+        for n, result in enumerate(results[:-1]):
+            if not isinstance(result, int):
+                continue
+            place = self.loop.body_inputs[-1 - result] if result < 0 else None
+            if place is not None and self.numbers.get(place, n) == n:
+                self.alike[n] = place
+            elif result in results[:n]:
+                self.alike[n] = -1 - results.index(result)
+            elif place is not None:
+                self._refuse_older(self.numbers[place])
+
+    def _refuse_older(self, q: int) -> None:
+        """Refuses a result that is what state `q` was before the turn, where others were computed from that, too."""
+        results = self.loop.body.results
+        made = results[q]
+        others = [r for n, r in enumerate(results[:-1]) if n != q]
+        used = any(made == other or made in ancestors(self.loop.body, other) for other in others)
+        if used or not isinstance(made, int) or made < 0:
+            raise Refused("it keeps a value of the turn before")
+
+    # What hangs together with what.
+
+    def _places(self, gradient: Gradient, cuts: list[int]) -> set[int]:
+        """Returns what a turn gives something back for."""
+        count = len(self.loop.body_inputs)
+        return {self.loop.body_inputs[a] if a < count else -1 - cuts[a - count] for a in gradient.connected}
+
+    def _reached(self, live: Live) -> set[int]:
+        """Returns the same where something comes back for these states."""
+        return {place for n in live for place in self._places(self._gradients[n,], [])}
+
+    def _states(self, places: set[int]) -> Live:
+        return tuple(sorted(self.numbers[p] for p in places if p in self.numbers))
+
+    def _sums(self, n: int, turn: int) -> set[int]:
+        """Returns what one of the last turns gives back, for state `n`, that no turn before is asked for."""
+        places = self._reached(self._live(n, turn)) if turn else self._places(self._last[n], self.cuts[n])
+        return {p for p in places if p not in self.numbers}
+
+    def _live(self, n: int, turn: int) -> Live:
+        """Returns for which states something comes back, before so many of the last turns, for state `n`."""
+        return self.lives[n][min(turn, len(self.lives[n]) - 1)]
+
+    def connected(self, n: int, turns: int) -> list[int]:
+        """Returns for what something goes back for state `n` through so many turns, in order."""
+        found = {p for turn in range(min(turns, len(self.lives[n]))) for p in self._sums(n, turn)}
+        return sorted(found.union(self.loop.states[k] for k in self._live(n, turns)))
+
+    # Forward.
+
+    def saving(self, room: int) -> Loop:
+        """Returns the loop that gives out besides what `saved` states were before each turn, of `room` at most."""
+        if room not in self._savings:
+            self._savings[room] = dataclasses.replace(self.loop, limit=room, saved=self.saved)
+        return self._savings[room]
+
+    def rows(self, room: int) -> list[Spec]:
+        """Returns the specs of what it gives out besides."""
+        return [intern_spec(spec.enum, (room, *spec.shape)) for spec in map(self._spec, self.saved)]
+
+    # Back.
+
+    def back(self, n: int, turns: int, room: int, wanted: tuple[int, ...]) -> Block:
+        """Returns what gives what goes back for all that is `wanted`, for what comes back for state `n`.
+
+        It takes the constants, the `cuts` of the state, what was saved, the number of turns, and what comes back.
+        """
+        apart = min(turns, len(self.lives[n]) - 1)
+        key = n, room, apart, turns > apart, wanted
+        if key not in self._blocks:
+            try:
+                self._blocks[key] = self._written(n, room, apart, turns > apart, wanted)
+            except Exception as error:
+                raise Refused(f"its gradient cannot be written down: {error}") from None
+        return self._blocks[key]
+
+    def _written(self, n: int, room: int, apart: int, loops: bool, wanted: tuple[int, ...]) -> Block:
+        stage = Stage()
+        given: dict[int, Any] = {p: stage.argument(self.inputs[p]) for p in self.constants}
+        given.update({-1 - m: stage.argument(self._spec(m)) for m in self.cuts[n]})
+        rows = dict(zip(self.saved, [stage.argument(spec) for spec in self.rows(room)], strict=True))
+        turn: Any = stage.argument(COUNT)
+        backs: dict[int, Any] = {n: stage.argument(self._spec(n))}
+        sums: dict[int, Any] = {}
+        with stage:
+            for number in range(apart):
+                turn = tf.subtract(turn, 1)
+                at = {**given, **{self.loop.states[k]: _row(v, turn) for k, v in rows.items()}}
+                backs = self._step(n, number, at, backs, sums, lambda b, v: issue_block(stage, b, v))
+            if loops and backs:
+                added = sorted(p for p in self._sums(n, apart) if p in wanted)
+                backs, sums = self._turning(stage, n, apart, added, given, rows, turn, backs, sums, room)
+            found = {**sums, **{self.loop.states[k]: back for k, back in backs.items()}}
+            return pruned(stage.block([found[p] for p in wanted]))
+
+    def _turning(
+        self, stage: Stage, n: int, apart: int, added: list[int], given: dict[int, Any], rows: dict[int, Any],
+        turn: Any, backs: Any, sums: Any, room: int,
+    ) -> tuple[dict[int, Any], dict[int, Any]]:  # fmt: skip
+        """Writes down the loop through the turns of which one gives back for what the next does."""
+        live = self._live(n, apart)
+        zeros = {p: tf.zeros(self.inputs[p].shape, self.inputs[p].dtype) for p in added if p not in sums}
+        states = [turn, *(backs[k] for k in live), *({**zeros, **sums}[p] for p in added)]
+        starts = [stage.stand_in(state) for state in states]
+        testing, turning = Stage(stage), Stage(stage)
+        with testing:
+            test = testing.block([tf.greater(starts[0], 0)])
+        with turning:
+            now = tf.subtract(starts[0], 1)
+            inner = dict(zip(added, starts[1 + len(live) :], strict=True))
+            at = {**given, **{self.loop.states[k]: _row(v, now) for k, v in rows.items()}}
+            behind = dict(zip(live, starts[1:], strict=False))
+            before = self._step(n, apart, at, behind, inner, lambda b, v: issue_block(turning, b, v))
+            results = [now, *(before[k] for k in live), *(inner[p] for p in added), tf.constant(False)]
+        body = pruned(turning.block(results))
+        inputs, places = joined([testing, turning], starts)
+        inputs[: len(states)] = states
+        loop = Loop(test, body, places[0], places[1], tuple(range(len(states))), room, True)
+        specs = [state._out.spec for state in starts]
+        _, *after = stage.structure(LOOP, loop, inputs, [*specs, COUNT, FLAG])[: len(states)]
+        return dict(zip(live, after, strict=False)), {**sums, **dict(zip(added, after[len(live) :], strict=True))}
+
+    def _step(
+        self, n: int, turn: int, at: dict[int, Any], backs: dict[int, Any], sums: dict[int, Any],
+        issue: Callable[[Block, list[Any]], list[Any]],
+    ) -> dict[int, Any]:  # fmt: skip
+        """Goes back one of the last turns, which was given `at`; returns what goes back for states, adds to `sums`."""
+        live, cuts = self._live(n, turn), [] if turn else self.cuts[n]
+        gradient = self._gradients[live] if turn else self._last[n]
+        places = [*self.loop.body_inputs, *(-1 - m for m in cuts)]
+        results = issue(gradient.block, [*(at.get(p) for p in places), *(backs[k] for k in live)])
+        before: dict[int, Any] = {}
+        for a, back in zip(gradient.connected, results, strict=True):
+            if places[a] in self.numbers:
+                before[self.numbers[places[a]]] = back
+            else:
+                sums[places[a]] = tf.add(sums[places[a]], back) if places[a] in sums else back
+        return before
+
+    def again(
+        self, n: int, turns: int, given: list[Any], after: list[Any], back: Any, wanted: tuple[int, ...], issue: Any
+    ) -> list[Any]:
+        """Goes all the way back by issuing each turn, forward and back; returns what goes back for what is wanted."""
+        ats = [{**dict(enumerate(given)), **{-1 - m: after[m] for m in self.cuts[n]}}]
+        for _ in range(turns - 1):
+            *states, _ = issue(self.loop.body, [ats[-1][p] for p in self.loop.body_inputs])
+            ats.append({**ats[-1], **dict(zip(self.loop.states, states, strict=True))})
+        backs, sums = {n: back}, dict[int, Any]()
+        for turn, at in enumerate(reversed(ats)):
+            backs = self._step(n, turn, at, backs, sums, issue) if backs else {}
+        found = {**sums, **{self.loop.states[k]: b for k, b in backs.items()}}
+        return [found[p] for p in wanted]
+
+
+def _row(rows: Any, turn: Any) -> Any:
+    """Returns what was saved before a turn."""
+    shape = rows._out.spec.shape[1:]
+    begin = tf.raw_ops.Pack(values=[turn, *(tf.constant(0) for _ in shape)], axis=0)
+    return tf.reshape(tf.raw_ops.Slice(input=rows, begin=begin, size=[1, *shape]), shape)

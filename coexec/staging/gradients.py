@@ -1,0 +1,269 @@
+"""Gradients: what a block that was written down gives back for its arguments, as another block.
+
+A block's operations are issued once more, on tensors without values and under a tape of their own, and the tape is
+asked: so the gradients are TensorFlow's. Where a branch would give a gradient one way and none the other, the program
+must see which it is: such a branch is refused.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tracer.block import BRANCH, STRUCTURES, Block, Branch
+from tracer.errors import Refused
+from tracer.graph import CONST, LIST, Step
+from tracer.inputs import input_enum
+from tracer.intercept import handling, record_on_tapes
+from tracer.lazy import LazyTensor
+from tracer.op import Signature, signature_of
+from tracer.private import EagerTensor, context, record
+from tracer.spec import Spec
+from tracer.stage import Stage
+
+
+class Gradient(NamedTuple):
+    """The gradient of some results of a block: its block takes its arguments, and what comes back for each of them."""
+
+    block: Block
+    connected: tuple[int, ...]  # the arguments for which it gives something
+    sparse: tuple[int, ...] = ()  # those for which it would give no tensor
+
+
+def gradients_of(block: Block) -> list[Gradient]:
+    """Returns the gradients of a block's results; raises `Refused` where there is none that can be written down."""
+    seen = set(block.results)
+    if hides(block, seen) or any(not seen.isdisjoint(ancestors(block, result)) for result in block.results):
+        raise Refused("it computes one result from another")
+    return unwatched(lambda: [dense(gradient_of(block, (n,), None)) for n in range(len(block.results))])
+
+
+def unwatched(work: Callable[[], Any]) -> Any:
+    """Returns what `work` does on a thread of its own, as all of this thread's tapes would record it."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except (Refused, Exception) as error:
+            found.append(error)
+        finally:
+            for cache in (context.context().ones_rank_cache(), context.context().zeros_cache()):
+                cache.flush()  # gradient functions keep tensors there, for everybody
+
+    thread = threading.Thread(target=run, name="coexec-gradients")
+    thread.start()
+    thread.join()
+    if isinstance(found[0], BaseException):
+        raise Refused(f"its gradient cannot be written down: {found[0]}") from None
+    return found[0]
+
+
+def has_gradient(spec: Spec) -> bool:
+    """Returns whether tapes watch tensors of this dtype."""
+    return spec.dtype.is_floating or spec.dtype.is_complex
+
+
+class _Taped(Stage):
+    """A stage that puts what it writes down on the tape of its thread."""
+
+    def __enter__(self) -> Stage:
+        self._around = [handling(self)]
+        self._around[0].__enter__()
+        return self
+
+    def fast(self, op: str, name: Any, args: tuple[Any, ...]) -> Any:
+        """Writes an operation down, answers it, and has it recorded."""
+        result = super().fast(op, name, args)
+        signature = signature_of(op)
+        assert signature is not None
+        count = len(signature.inputs)
+        if op == "StridedSlice" and type(args[1]) is LazyTensor and args[1]._out.const is None:
+            self._record_slice(result, args)
+            return result
+        inputs: list[Any] = []
+        for i, (value, is_list) in enumerate(zip(args[:count], signature.lists, strict=True)):
+            items = [_tensor(v, signature, i, args) for v in (value if is_list else (value,))]
+            inputs.append(items if is_list else items[0])
+        outputs = result if isinstance(result, list) else [result]
+        record_on_tapes(op, tuple(args[count:]), inputs, [t for o in outputs for t in (o if type(o) is list else [o])])
+        return result
+
+    def _record_slice(self, result: Any, args: tuple[Any, ...]) -> None:
+        """Has a slice recorded whose place is still to come: TensorFlow's gradient would read it, for a constant."""
+        sliced, begin, end, strides, *masks = args
+
+        def backward(back: Any) -> list[Any]:
+            shape = list(sliced._out.spec.shape)
+            return [self.fast("StridedSliceGrad", None, (shape, begin, end, strides, back, *masks))]
+
+        if type(sliced) is LazyTensor:
+            record.record_operation("StridedSlice", [result], [sliced], backward)
+
+
+def _tensor(value: Any, signature: Signature, i: int, args: tuple[Any, ...]) -> Any:
+    if isinstance(value, EagerTensor):
+        return value
+    return tf.convert_to_tensor(value, input_enum(signature, i, args, value))
+
+
+def gradient_of(block: Block, numbers: tuple[int, ...], outer: Stage | None, cuts: tuple[int, ...] = ()) -> Gradient:
+    """Returns the gradient of these results; on a thread where no tape records.
+
+    The slots in `cuts` are given, too, behind the arguments, and not what is computed for them.
+    """
+    stage = _Taped(outer)
+    given = [stage.argument(spec) for spec in block.arguments]
+    instead = {slot: stage.argument(_spec(block, slot)) for slot in cuts}
+    specs = [_spec(block, block.results[n]) for n in numbers]
+    backs = [stage.argument(spec) for spec in specs]
+    if not all(map(has_gradient, specs)):
+        return Gradient(stage.block([]), ())
+    with stage, tf.GradientTape(watch_accessed_variables=False) as tape:
+        sources = [*given, *instead.values()]
+        asked = [n for n, source in enumerate(sources) if has_gradient(source._out.spec)]
+        tape.watch([sources[n] for n in asked])
+        results = issue_block(stage, block, given, instead)
+        grads = tape.gradient([results[n] for n in numbers], [sources[n] for n in asked], output_gradients=backs)
+        found = {n: grad for n, grad in zip(asked, grads, strict=True) if grad is not None}
+        tensors = {n: grad for n, grad in found.items() if type(grad) is LazyTensor}
+        sparse = tuple(n for n in found if n not in tensors)
+        return Gradient(pruned(stage.block(list(tensors.values()))), tuple(tensors), sparse)
+
+
+def dense(gradient: Gradient) -> Gradient:
+    """Returns the gradient; raises `Refused` if it is not one of tensors only."""
+    if gradient.sparse:
+        raise Refused("a gradient is sparse")
+    return gradient
+
+
+def _spec(block: Block, result: Any) -> Spec:
+    if isinstance(result, tuple):
+        return result[1]
+    if result < 0:
+        return block.arguments[-1 - result]
+    return next(o.spec for s in block.steps for n, o in enumerate(s.outputs) if s.first + n == result)
+
+
+def pruned(block: Block) -> Block:
+    """Returns the block without the operations that its results do not depend on."""
+    needed = {r for r in block.results if isinstance(r, int)}
+    kept: list[Step] = []
+    for step in reversed(block.steps):
+        if not needed.isdisjoint(range(step.first, step.end)):
+            kept.append(step)
+            needed.update(_slots(step))
+    return Block(block.arguments, tuple(reversed(kept)), block.results)
+
+
+def used_arguments(block: Block) -> set[int]:
+    """Returns which arguments its operations or results take."""
+    slots = {slot for step in block.steps for slot in _slots(step)}
+    slots.update(r for r in block.results if isinstance(r, int))
+    return {-1 - slot for slot in slots if CONST < slot < 0}
+
+
+def ancestors(block: Block, result: Any) -> set[int]:
+    """Returns the slots that a result of a block is computed from."""
+    found = {result} if isinstance(result, int) else set()
+    for step in reversed(block.steps):
+        if not found.isdisjoint(range(step.first, step.end)):
+            found.update(_slots(step))
+    return found - {result}
+
+
+def _slots(step: Step) -> list[int]:
+    return [s for i, slot in enumerate(step.slots) for s in (step.lists[i][0] if slot == LIST else (slot,))]
+
+
+def hides(block: Block, seen: set[Any]) -> bool:
+    """Returns whether a branch computes something from what is `seen` behind it: the two would look unrelated."""
+    for step in block.steps:
+        shown = [n for n in range(len(step.outputs)) if step.first + n in seen] if step.op == BRANCH else []
+        for way in (step.attrs[1].then, step.attrs[1].other) if shown else ():
+            results = way.results
+            for n in shown:
+                others = [r for k, r in enumerate(results) if k != n and isinstance(results[n], int)]
+                if any(results[n] == r or results[n] in ancestors(way, r) for r in others):
+                    return True
+            if hides(way, {results[n] for n in shown}):
+                return True
+    return False
+
+
+def issue_block(stage: Stage, block: Block, given: list[Any], instead: dict[int, Any] | None = None) -> list[Any]:
+    """Issues a block's operations once more in a stage, with these arguments; returns its results.
+
+    What is given `instead` is taken for slots whatever comes out for them.
+    """
+    instead = instead or {}
+    values: dict[int, Any] = {**{-1 - n: v for n, v in enumerate(given)}, **instead}
+    for step in block.steps:
+        inputs = [_input(step, i, slot, values) for i, slot in enumerate(step.slots)]
+        if step.op in STRUCTURES:
+            outputs = _structure(stage, step, inputs)
+        else:
+            result = stage.fast(step.op or "", None, (*inputs, *step.attrs))
+            found = result if isinstance(result, list) else [result]
+            outputs = [t for o in found for t in (o if type(o) is list else [o])]
+        for n, tensor in enumerate(outputs):
+            values.setdefault(step.first + n, tensor)
+    return [values[r] if isinstance(r, int) else stage.constant(r[0].value, r[1].dtype) for r in block.results]
+
+
+def _input(step: Step, i: int, slot: int, values: dict[int, Any]) -> Any:
+    if slot == LIST:
+        slots, consts = step.lists[i]
+        return [consts[j].value if j in consts else values[s] for j, s in enumerate(slots)]
+    return step.consts[i].value if i in step.consts else values[slot]
+
+
+def _structure(stage: Stage, step: Step, inputs: list[Any]) -> list[Any]:
+    assert step.variant is not None
+    given = [v if isinstance(v, EagerTensor) else tf.convert_to_tensor(v, spec.dtype)
+             for v, spec in zip(inputs, step.variant.key, strict=True)]  # fmt: skip
+    if not isinstance(stage, _Taped):
+        return stage.structure(step.op or "", step.attrs[1], given, [out.spec for out in step.outputs])
+    if step.op != BRANCH:
+        raise Refused("there is a loop in it")
+    return _branch(stage, step, *given)
+
+
+def _branch(stage: Stage, step: Step, condition: Any, *given: Any) -> list[Any]:
+    """Issues a branch; the tape is told of each result by itself: what has a gradient depends on the result."""
+    branch: Branch = step.attrs[1]
+    results = stage.structure(BRANCH, branch, [condition, *given], [out.spec for out in step.outputs])
+    for n, result in enumerate(results):
+        if not has_gradient(result._out.spec):
+            continue
+        ways = [
+            (dense(gradient_of(block, (n,), None)), places)
+            for block, places in ((branch.then, branch.then_inputs), (branch.other, branch.other_inputs))
+        ]
+        connected = [{places[k] for k in way.connected} for way, places in ways]
+        if connected[0] != connected[1]:
+            raise Refused("one way has a gradient where the other has none")
+        order = sorted(connected[0])
+        if order:
+            backward = _backward(stage, condition, list(given), ways, order)
+            record.record_operation("Branch", [result], [given[k] for k in order], backward)
+    return results
+
+
+def _backward(stage: Stage, condition: Any, given: list[Any], ways: Any, order: list[int]) -> Any:
+    def backward(back: Any) -> list[Any]:
+        blocks = []
+        for gradient, places in ways:
+            at = {places[k]: n for n, k in enumerate(gradient.connected)}
+            results = tuple(gradient.block.results[at[k]] for k in order)
+            blocks.append(Block(gradient.block.arguments, gradient.block.steps, results))
+        last = len(given)
+        part = Branch(blocks[0], blocks[1], (*ways[0][1], last), (*ways[1][1], last))
+        specs = [given[k]._out.spec for k in order]
+        return stage.structure(BRANCH, part, [condition, *given, tf.convert_to_tensor(back)], specs)
+
+    return backward

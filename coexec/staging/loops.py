@@ -1,0 +1,294 @@
+"""Loops: a running `while` loop of the user's, written down for the device.
+
+The loop is entered where Python has just evaluated its test. What the device gives back is the state of the local
+variables before some later evaluation of the test, and what the test gives there: Python goes on from that state as
+if it had turned itself. It need not be the end of the loop: an iteration that is left to Python, since it prints, or
+returns, or fails, ends what the device does just before it.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from coexec.staging.lists import ROWS, Grown, Lists
+from coexec.staging.reads import Reads, is_number, staging
+from coexec.staging.statements import LIMIT, Break, Continue, Return, Statements
+from coexec.staging.values import Missing, Scope, Whole, form_of, is_one_kind, spec, tensor_of
+from tracer.block import COUNT, Loop
+from tracer.errors import Refused
+from tracer.intercept import make_constant
+from tracer.lazy import LazyTensor
+from tracer.op import freeze
+from tracer.private import EagerTensor
+from tracer.spec import RESOURCE, STRING, VARIANT, Spec, spec_of
+from tracer.syntax import assigned_names, is_read
+
+
+class State(NamedTuple):
+    """A local variable that the turns change: a tensor, a list or tuple of tensors, or a number that is counted."""
+
+    name: str
+    form: tuple[type, int] | None  # of a list or tuple: its type and length
+    step: int | None  # of a number: how much each turn adds to it
+    late: bool  # it has no value before the first turn
+
+    def join(self, tensors: Iterator[Any], before: Any, turns: int) -> Any:
+        """Returns the variable's value after some turns; takes its tensors from those of all states."""
+        if self.form is not None:
+            return self.form[0]([next(tensors) for _ in range(self.form[1])])
+        tensor = next(tensors)
+        return tensor if self.step is None else before + self.step * turns
+
+
+@dataclass
+class Staged:
+    """A loop that was written down, and what to do with it where it comes again."""
+
+    loop: Loop
+    reads: Reads
+    states: list[State]
+    constants: dict[str, Any]  # names that each turn gives the same Python value
+    inputs: tuple[Spec, ...]
+    lists: list[Grown]  # what they have grown by is behind the states
+    adjoint: Any = field(default=None, init=False)  # the way back, once a tape has asked; or why there is none
+
+    def arguments(self, local: dict[str, Any]) -> list[Any] | None:
+        """Returns what the loop is to be given now; None if it is not the one that Python would run now."""
+        found = self.reads.again(local)
+        if found is None:
+            return None
+        arguments: list[Any] = [None] * len(self.inputs)
+        for position, value in zip(self.reads.positions, found, strict=True):
+            arguments[position] = value
+        positions = iter(self.loop.states)
+        for state in self.states:
+            for value, position in zip(self._leaves(state, local), positions, strict=False):
+                given = _given(value, self.inputs[position], state)
+                if given is None:
+                    return None
+                arguments[position] = given
+        for position in positions:  # of lists
+            arguments[position] = _zeros(self.inputs[position])
+        for grown in self.lists:
+            held = local[grown.name]
+            if any(local.get(state.name) is held for state in self.states):
+                return None
+            if grown.length is not None:
+                arguments[-1 - grown.length._key] = tf.constant(len(held), tf.int32)
+        return None if any(value is None for value in arguments) else arguments
+
+    def _leaves(self, state: State, local: dict[str, Any]) -> list[Any]:
+        value = local.get(state.name, _UNBOUND)
+        if state.form is None:
+            return [value]
+        if state.late:
+            return [value] * state.form[1]
+        if isinstance(value, (list, tuple)) and (type(value), len(value)) == state.form:
+            return list(value)
+        return [None] * state.form[1]
+
+
+def _given(value: Any, spec: Spec, state: State) -> Any:
+    """Returns what a state is to be given for the variable's value; None if it is not the one that was written down."""
+    if state.late:
+        return _zeros(spec) if value is _UNBOUND else None
+    if state.step is not None:
+        if type(value) is not int or abs(value) + LIMIT * abs(state.step) >= 1 << 30:
+            return None
+        return tf.constant(value, tf.int32)
+    if not isinstance(value, EagerTensor) or value._datatype_enum() != spec.enum or value._shape_tuple() != spec.shape:
+        return None
+    return value
+
+
+@functools.lru_cache(maxsize=256)
+def _zeros(spec: Spec) -> Any:
+    """Returns what a state holds that nobody reads before the first turn."""
+    return make_constant(np.zeros(spec.shape, spec.dtype.as_numpy_dtype), spec.dtype)
+
+
+_UNBOUND = object()
+
+
+def stage_loop(
+    statement: ast.While,
+    frame: FrameType,
+    local: dict[str, Any],
+    *,
+    rows: int = ROWS,
+    besides: frozenset[str] = frozenset(),
+) -> Staged:
+    """Writes down the loop that `frame` is in; raises `Refused` with the reason if it must stay Python's.
+
+    Lists may grow in it by so many `rows` at a time. `besides` are names of local variables that only the statement
+    knows.
+    """
+    code = frame.f_code
+    assigned = assigned_names(statement.body)
+    if assigned_names([statement.test]):
+        raise Refused("the test assigns to a name")
+    shared = assigned.intersection(code.co_cellvars + code.co_freevars)
+    if shared:
+        raise Refused(f"{', '.join(sorted(shared))}: shared with other functions")
+    if not assigned.issubset(besides.union(code.co_varnames)):
+        raise Refused("the loop assigns to names that are not local")
+    reads = Reads()
+    names = besides.union(code.co_varnames, code.co_cellvars, code.co_freevars)
+    scope = Scope({}, frame.f_globals, {}, names)
+    counted = counted_names(statement.body)
+    starts: dict[str, list[LazyTensor]] = {}
+    for name in sorted(assigned):
+        value = local.get(name, _UNBOUND)
+        tensors = list(value) if type(value) in (list, tuple) else [value]
+        if tensors and all(isinstance(v, EagerTensor) for v in tensors):
+            starts[name] = [reads.stage.argument(_fixed(v, name)) for v in tensors]
+            scope.names[name] = starts[name][0] if tensors[0] is value else type(value)(starts[name])
+        elif name in counted and type(value) is int:
+            starts[name] = [reads.stage.argument(COUNT)]
+            scope.names[name] = Whole(starts[name][0])
+        elif value is not _UNBOUND:
+            scope.names[name] = reads.local(name, value)
+    for name, value in local.items():
+        if name not in assigned and is_read([statement], name):
+            scope.names[name] = reads.local(name, value)
+    with staging(reads):
+        return _write(statement, reads, scope, starts, assigned, counted, rows)
+
+
+def _write(
+    statement: ast.While, reads: Reads, scope: Scope, starts: Any, assigned: Any, counted: Any, rows: int
+) -> Staged:
+    statements = Statements(reads)
+    lists = statements.lists = Lists(reads, rows, appended_names(statement.body))
+    before = dict(scope.names)
+
+    def test() -> Any:
+        truth = statements.truth(statement.test, scope)
+        if not isinstance(truth, LazyTensor):
+            raise Refused("the test is no tensor's")
+        return truth
+
+    testing, truth, left = statements.apart(test)
+    if left is not None or statements.grown(testing):
+        raise Refused("a way through the test is left to Python")
+    if statements.compared_numbers:
+        raise Refused("a chain of comparisons in the test compares numbers of Python's")
+    test_block = testing.block([truth])
+
+    def body() -> Any:
+        try:
+            statements.run(statement.body, scope, False)
+        except Continue:
+            pass
+        except (Break, Return):
+            raise Refused("the first turn ends the loop") from None
+        return statements.leave
+
+    turning, _, leave = statements.apart(body)
+    states, results, constants = [], [], {}
+    for name in sorted(assigned):
+        value = scope.names.get(name, Missing("it is not assigned in each turn"))
+        if isinstance(value, Missing):
+            raise Refused(f"{name!r}: {value.reason}")
+        old = before.get(name, _UNBOUND)
+        form = form_of(value)
+        leaves = list(value) if form else [value]
+        if spec(leaves[0]) is None:
+            if old is not _UNBOUND and old is not value and not _same(old, value):
+                raise Refused(f"{name!r} is a Python value that changes in the loop")
+            if not is_number(value):
+                raise Refused(f"{name!r} is a {type(value).__name__}")
+            constants[name] = value
+            continue
+        if old is _UNBOUND:
+            starts[name] = [reads.stage.argument(leaf._out.spec) for leaf in map(tensor_of, leaves)]
+        elif name not in starts:
+            raise Refused(f"{name!r} becomes a tensor in the loop")
+        elif form != form_of(old) or not all(map(is_one_kind, leaves, list(old) if form else [old])):
+            raise Refused(f"{name!r} is {_shown(old)} before a turn and {_shown(value)} after it")
+        if form and any(isinstance(leaf, Whole) for leaf in leaves):
+            raise Refused(f"{name!r} holds a number that the loop counts")
+        if type(value) is list and any(value is other for other in before.values()):
+            raise Refused(f"{name!r} is a list from before the turn")
+        step = counted[name] if isinstance(value, Whole) and old is not _UNBOUND else None
+        if isinstance(value, Whole) and step is None:
+            raise Refused(f"{name!r} is a number that depends on one that the loop counts")
+        states.append(State(name, form, step, old is _UNBOUND))
+        results += [tensor_of(leaf) for leaf in leaves]
+    growing = lists.settled()
+    results += [tensor_of(value) for place, _ in growing for value in statements.grown(turning)[place]]
+    if not results:
+        raise Refused("the loop changes no tensor")
+    kept = [scope.names[state.name] for state in states if state.form and state.form[0] is list]
+    if len({id(value) for value in kept}) < len(kept):
+        raise Refused("two names are one list")
+    with turning:
+        results.append(leave if leave is not None else tf.constant(False))
+    body_block = turning.block(results)
+    inputs = reads.stage.arguments
+    position = {id(lazy): n for n, lazy in enumerate(inputs)}
+    loop = Loop(
+        test_block,
+        body_block,
+        tuple(position[id(g)] for g in testing.given),
+        tuple(position[id(g)] for g in turning.given),
+        (
+            *(position[id(lazy)] for state in states for lazy in starts[state.name]),
+            *(position[id(tensor_of(value))] for _, grown in growing for value in grown.before),
+        ),
+        LIMIT,
+    )
+    return Staged(loop, reads, states, constants, tuple(lazy._out.spec for lazy in inputs), [g for _, g in growing])
+
+
+def _shown(value: Any) -> str:
+    return repr(spec(value) or f"a {type(value).__name__}")
+
+
+def _same(one: Any, other: Any) -> bool:
+    return is_number(one) and is_number(other) and bool(freeze(one) == freeze(other))
+
+
+def _fixed(tensor: Any, name: str) -> Spec:
+    found = spec_of(tensor)
+    if found.enum in (RESOURCE, STRING, VARIANT):
+        raise Refused(f"{name!r} cannot be compiled")
+    return found
+
+
+def appended_names(body: list[ast.stmt]) -> set[str]:
+    """Returns the names of which `append` is called."""
+    return {
+        n.func.value.id for s in body for n in ast.walk(s)
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "append"
+        and isinstance(n.func.value, ast.Name)
+    }  # fmt: skip
+
+
+def counted_names(body: list[ast.stmt]) -> dict[str, int]:
+    """Returns the names to which each turn adds the same whole number, and nothing else is assigned."""
+    found: dict[str, int] = {}
+    targets = [n.id for s in body for n in ast.walk(s) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)]
+    for statement in body:
+        if any(isinstance(n, ast.Continue) for n in ast.walk(statement)):
+            break  # from here on, a turn may go on to the next one before it counts
+        if (
+            isinstance(statement, ast.AugAssign)
+            and isinstance(statement.target, ast.Name)
+            and isinstance(statement.op, (ast.Add, ast.Sub))
+            and isinstance(statement.value, ast.Constant)
+            and type(statement.value.value) is int
+            and abs(statement.value.value) < 1 << 10
+            and targets.count(statement.target.id) == 1
+        ):
+            step = statement.value.value
+            found[statement.target.id] = step if isinstance(statement.op, ast.Add) else -step
+    return found

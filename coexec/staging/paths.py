@@ -1,0 +1,117 @@
+"""Paths: ways through statements that part on a tensor and meet again, as branches of the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from coexec.staging.lists import Lists, Rows
+from coexec.staging.reads import Reads
+from coexec.staging.values import Missing, Whole, alike, form_of, is_one_kind, spec, tensor_of
+from tracer.block import BRANCH, Branch
+from tracer.errors import Refused
+from tracer.functions import joined
+from tracer.lazy import LazyTensor
+from tracer.stage import Stage
+
+
+class Paths:
+    """Writes down ways that part; `stage` is where operations are written down.
+
+    `leave` says, as a tensor, whether Python must run the iteration that is written down: something on its path was
+    refused, or leaves the loop.
+    """
+
+    def __init__(self, reads: Reads) -> None:
+        self.reads = reads
+        self.stage: Stage = reads.stage
+        self.leave: Any = None
+        self.lists: Lists | None = None  # those that may grow
+        self.rows: dict[int, Rows] = {}  # what they have grown by, on this path
+        self._grown: dict[Stage, dict[int, Rows]] = {}  # and on those that have been written down
+
+    def branched(self, truth: LazyTensor, then: Any, other: Any) -> Any:
+        """Evaluates both ways to a value, of which the tensor will choose one."""
+        ways = [self.apart(then), self.apart(other)]
+        (value,) = self.joined(truth, [(stage, [found], leave) for stage, found, leave in ways])
+        if isinstance(value, Missing):
+            raise Refused(value.reason)
+        return value
+
+    def leave_if(self, truth: Any) -> None:
+        """Leaves the iteration to Python where a tensor says so."""
+        self.leave = truth if self.leave is None else tf.logical_or(self.leave, truth)
+
+    def apart(self, function: Any) -> tuple[Stage, Any, Any]:
+        """Runs what writes operations down in a stage of its own; returns that, what came of it, and `leave`."""
+        outer, before, rows = self.stage, self.leave, self.rows
+        self.stage, self.leave, self.rows = Stage(outer), None, dict(rows)
+        try:
+            with self.stage:
+                found = function()
+                self._grown[self.stage] = self.rows
+                return self.stage, found, self.leave
+        finally:
+            self.stage, self.leave, self.rows = outer, before, rows
+
+    def grown(self, stage: Stage) -> dict[int, Rows]:
+        """Returns the rows of lists that have grown on a path."""
+        found = self._grown[stage]
+        return {place: rows for place, rows in found.items() if rows is not self.rows.get(place)}
+
+    def joined(self, truth: LazyTensor, paths: list[tuple[Stage, list[Any], Any]]) -> list[Any]:
+        """Returns what comes of the values that two paths give; where one may be left to Python, so may the whole."""
+        values = [list(path[1]) for path in paths]
+        places = sorted({place for stage, _, _ in paths for place in self.grown(stage)})
+        if places:
+            assert self.lists is not None
+            for (stage, _, _), row in zip(paths, values, strict=True):
+                for place in places:
+                    row += self._grown[stage].get(place) or self.lists.before(place)
+        results = self._joined(truth, paths, values)
+        for place in reversed(places):
+            count, buffer = results.pop(), results.pop()
+            self.rows[place] = buffer, count
+        return results
+
+    def _joined(self, truth: LazyTensor, paths: list[tuple[Stage, list[Any], Any]], values: list[Any]) -> list[Any]:
+        if any(leave is not None for _, _, leave in paths):
+            for (stage, _, leave), row in zip(paths, values, strict=True):
+                with stage:
+                    row.append(leave if isinstance(leave, LazyTensor) else tf.constant(leave is True))
+            *results, leave = self.merged(truth, (paths[0][0], values[0]), (paths[1][0], values[1]))
+            self.leave_if(leave)
+            return results
+        return self.merged(truth, (paths[0][0], values[0]), (paths[1][0], values[1]))
+
+    def merged(self, truth: LazyTensor, then: tuple[Stage, list[Any]], other: tuple[Stage, list[Any]]) -> list[Any]:
+        """Returns, for values that two paths give, what comes of them: the value itself where both give the same."""
+        forms = [form_of(a) if a is not b and form_of(a) == form_of(b) else None
+                 for a, b in zip(then[1], other[1], strict=True)]  # fmt: skip
+        ones, twos = (
+            [leaf for form, v in zip(forms, path[1], strict=True) for leaf in (v if form else [v])]
+            for path in (then, other)
+        )
+        leaves = iter(self._merged_leaves(truth, (then[0], ones), (other[0], twos)))
+        results: list[Any] = []
+        for form in forms:
+            parts = [next(leaves) for _ in range(form[1] if form else 1)]
+            lost = next((part for part in parts if isinstance(part, Missing)), None)
+            lost = Missing("which of two lists it is depends on a tensor") if form and form[0] is list else lost
+            results.append(lost or (form[0](parts) if form else parts[0]))
+        return results
+
+    def _merged_leaves(self, truth: LazyTensor, then: tuple[Stage, Any], other: tuple[Stage, Any]) -> list[Any]:
+        pairs = list(zip(then[1], other[1], strict=True))
+        chosen = [n for n, (a, b) in enumerate(pairs) if a is not b and is_one_kind(a, b)]
+        results = [alike(a, b) if n not in chosen else None for n, (a, b) in enumerate(pairs)]
+        if chosen:
+            blocks = [path[0].block([tensor_of(path[1][n]) for n in chosen]) for path in (then, other)]
+            outer, places = joined([then[0], other[0]])
+            structure = Branch(blocks[0], blocks[1], places[0], places[1])
+            specs: list[Any] = [spec(pairs[n][0]) for n in chosen]
+            given = [truth, *outer]
+            for n, tensor in zip(chosen, self.stage.structure(BRANCH, structure, given, specs), strict=True):
+                results[n] = Whole(tensor) if isinstance(pairs[n][0], Whole) else tensor
+        return results

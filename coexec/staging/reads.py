@@ -1,0 +1,291 @@
+"""Reads: the Python values that a staged statement relies on, each with the way to look it up again."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import weakref
+from collections.abc import Iterator
+from types import CellType, CodeType, MethodType
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tracer.effects import Watcher, watch
+from tracer.errors import Refused
+from tracer.lazy import LazyTensor
+from tracer.library import environment
+from tracer.op import freeze
+from tracer.private import EagerTensor
+from tracer.seeds import generator
+from tracer.spec import Spec, intern_spec, spec_of
+from tracer.stage import Stage
+
+_PLAIN = frozenset({int, float, bool, complex, str, bytes, type(None)})
+CONTAINERS = (list, tuple, dict)
+
+LOCAL, GLOBAL, CELL, ATTRIBUTE, ITEM, LENGTH, VALUE, OBJECT = range(8)
+_MISSING = object()
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether this is a value that never changes, of a type that nobody else has derived from."""
+    return type(value) in _PLAIN or isinstance(value, (np.generic, tf.DType, tf.TensorShape))
+
+
+class _Read(NamedTuple):
+    parent: int
+    kind: int
+    key: Any
+    expected: Any
+
+
+class Reads(Watcher):
+    """What has been read while a statement was staged; `again` looks whether all of it is still the same.
+
+    Objects are known by their identity and not kept alive, numbers by value, lists and dicts by what was read of them.
+    Tensors, and what variables hold, may be others each time: they are arguments of the staged statement.
+    """
+
+    def __init__(self) -> None:
+        self.stage = Stage(captured=self._captured)
+        self.alone: set[int] = set()  # reads of lists that are not to be found in two ways
+        self.called: set[CodeType] = set()  # of functions of the user's
+        self.stale = False  # an object of Keras' was written to
+        self._scopes: Any = None  # of Keras, where a layer was called in them
+        self._around: list[Any] = []
+        self.fetched: list[int] = []  # which reads the arguments are, as far as they come from here
+        self.positions: list[int] = []  # and which arguments they are
+        self._reads: list[_Read] = []
+        self._known: dict[Any, tuple[int, Any]] = {}
+        self._places: dict[int, int] = {}  # by id: reads of objects and containers
+        self._held: dict[int, LazyTensor] = {}  # by the id of a variable's handle: what it holds
+        self._kept: list[Any] = []  # while staging
+
+    def place(self, value: Any) -> int | None:
+        """Returns the read that an object or container has come from; None if it is the statement's own."""
+        return self._places.get(id(value))
+
+    def variable(self, place: int) -> str | None:
+        """Returns the local variable of the frame that a read was of; None if it was of something else."""
+        read = self._reads[place]
+        return read.key if read.kind == LOCAL else None
+
+    def is_looked_into(self, place: int) -> bool:
+        """Returns whether something was read of what a read has given."""
+        return any(read.parent == place for read in self._reads)
+
+    def local(self, name: str, value: Any) -> Any:
+        """Notes a local variable of the frame; returns what stands for it."""
+        return self._read(-1, LOCAL, name, value)
+
+    def name(self, namespace: dict[str, Any], name: str) -> Any:
+        """Reads a global or built-in name."""
+        value = namespace.get(name, _MISSING)
+        if value is _MISSING:
+            value = vars(builtins).get(name, _MISSING)
+        if value is _MISSING:
+            raise Refused(f"name {name!r} is not defined")
+        self._kept.append(namespace)
+        return self._read(-1, GLOBAL, (_Known(namespace), name), value)
+
+    def cell(self, cell: CellType, name: str) -> Any:
+        """Reads a variable of an enclosing function."""
+        try:
+            return self._read(-1, CELL, _Known(cell), cell.cell_contents)
+        except ValueError:
+            raise Refused(f"{name!r} has no value yet") from None
+
+    def attribute(self, owner: Any, name: str, value: Any) -> Any:
+        """Notes an attribute of an object that was read before."""
+        return self._read(self._places[id(owner)], ATTRIBUTE, name, value)
+
+    def item(self, owner: Any, key: Any) -> Any:
+        """Reads an item of a container that was read before."""
+        try:
+            return self._read(self._places[id(owner)], ITEM, key, owner[key])
+        except (LookupError, TypeError) as error:
+            raise Refused(f"{type(error).__name__} on {key!r}") from None
+
+    def length(self, owner: Any) -> int:
+        """Reads how many items a container has that was read before."""
+        return self._read(self._places[id(owner)], LENGTH, None, len(owner))
+
+    def _read(self, parent: int, kind: int, key: Any, value: Any) -> Any:
+        known = self._known.get((parent, kind, key))
+        if known is not None:
+            return known[1]
+        number = len(self._reads)
+        expected, shown = self._classified(value, number)
+        self._reads.append(_Read(parent, kind, key, expected))
+        self._known[parent, kind, key] = number, shown
+        return shown
+
+    def _classified(self, value: Any, number: int) -> tuple[Any, Any]:
+        if isinstance(value, EagerTensor):
+            spec = spec_of(value)
+            return spec, self._argument(spec, number)
+        self._kept.append(value)
+        if is_number(value):
+            return ("equal", freeze(value)), value
+        if isinstance(value, MethodType):
+            self._places.setdefault(id(value.__func__), number)
+            return ("method", (weakref.ref(value.__func__), weakref.ref(value.__self__))), value
+        first = self._places.setdefault(id(value), number)
+        if type(value) in CONTAINERS:
+            return (("type", type(value)) if first == number else ("alias", first)), value
+        if isinstance(value, keras.Variable):
+            value = value.value
+        if isinstance(value, tf.Variable):
+            self._places.setdefault(id(value.handle), number)
+        try:
+            return ("same", weakref.ref(value)), self._kept[-1]
+        except TypeError:
+            return ("same", lambda: value), self._kept[-1]
+
+    def _argument(self, spec: Spec, number: int) -> LazyTensor:
+        self.fetched.append(number)
+        self.positions.append(len(self.stage.arguments))
+        return self.stage.argument(spec)
+
+    def _captured(self, value: Any) -> LazyTensor | None:
+        """Returns what stands for the value of a variable, which is given by its handle."""
+        known = self._held.get(id(value))
+        if known is not None:
+            return known
+        place = self._places.get(id(value))
+        spec = spec_of(value)
+        if place is None or not spec.handle:
+            return None
+        enum, shape = spec.handle[0]
+        if shape is None or -1 in shape:
+            raise Refused("a variable has no fixed shape")
+        number = len(self._reads)
+        held = intern_spec(enum, shape)
+        self._reads.append(_Read(place, VALUE, None, held))
+        known = self._held[id(value)] = self._argument(held, number)
+        return known
+
+    def changed(self, what: str) -> None:
+        """Takes note that a layer is no longer what it was."""
+        self.stale = True
+
+    def ran(self, layer: Any, objects: list[Any]) -> None:
+        """Notes that a layer was called, which relies on the attributes of these objects."""
+        watch(objects, self)
+        if self._scopes is None:
+            self._scopes = environment(self._around)
+
+    def owned(self, layer: Any) -> None:
+        """Makes the variables of a layer ones that may be read."""
+        for variable in layer.variables:
+            held = variable.value
+            if id(held.handle) not in self._places:
+                self._kept.append(held)
+                self._places[id(held.handle)] = len(self._reads)
+                self._reads.append(_Read(-1, OBJECT, weakref.ref(held), ("same", weakref.ref(held))))
+
+    def finish(self) -> None:
+        """Ends the staging."""
+        self._kept, self._known, self._places, self._held = [], {}, {}, {}
+
+    def again(self, local: dict[str, Any]) -> list[Any] | None:
+        """Looks everything up again; returns the arguments, or None if something is no longer the same."""
+        if self.stale or (self._scopes is not None and environment([]) != self._scopes):
+            return None
+        values: list[Any] = []
+        for parent, kind, key, expected in self._reads:
+            try:
+                value = _fetch(values[parent] if parent >= 0 else None, kind, key, local)
+            except (LookupError, AttributeError, ValueError, TypeError):
+                return None
+            values.append(value)
+            if type(value) is Held:
+                if spec_of(value.handle).handle != ((expected.enum, expected.shape),):
+                    return None
+                continue
+            if type(expected) is Spec:
+                if not isinstance(value, EagerTensor) or spec_of(value) is not expected:
+                    return None
+                continue
+            how, what = expected
+            if how == "same":
+                held = value.value if isinstance(value, keras.Variable) else value
+                if held is None or held is not what():
+                    return None
+            elif how == "method":
+                if type(value) is not MethodType or value.__func__ is not what[0]() or value.__self__ is not what[1]():
+                    return None
+            elif how == "alias":
+                if value is not values[what]:
+                    return None
+            elif how == "type":
+                if type(value) is not what:
+                    return None
+            elif not is_number(value) or freeze(value) != what:
+                return None
+        if any(
+            value is values[place] and number != place and expected != ("alias", place)
+            for place in self.alone
+            for number, (value, (*_, expected)) in enumerate(zip(values, self._reads, strict=True))
+        ):
+            return None
+        return [values[number] for number in self.fetched]
+
+
+@contextlib.contextmanager
+def staging(reads: Reads) -> Iterator[None]:
+    """Ends the staging of a statement, whatever comes of it; seeds that it has drawn are drawn again by the program."""
+    drawn_from = generator()  # functions that draw seeds do so before they are refused
+    state = drawn_from.getstate() if drawn_from is not None else None
+    try:
+        yield
+    finally:
+        reads.finish()
+        if drawn_from is not None:
+            drawn_from.setstate(state)
+
+
+class Held(NamedTuple):
+    """What a variable holds when the statement begins: the handle to read it by, and the variable that tapes know."""
+
+    handle: Any
+    variable: Any
+
+
+class _Known:
+    """A function's globals, or a variable that functions share, by identity."""
+
+    __slots__ = ("thing",)
+
+    def __init__(self, thing: Any) -> None:
+        self.thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Known) and other.thing is self.thing
+
+    def __hash__(self) -> int:
+        return id(self.thing)
+
+
+def _fetch(owner: Any, kind: int, key: Any, local: dict[str, Any]) -> Any:
+    if kind == LOCAL:
+        return local[key]
+    if kind == GLOBAL:
+        namespace, name = key
+        value = namespace.thing.get(name, _MISSING)
+        return vars(builtins)[name] if value is _MISSING else value
+    if kind == CELL:
+        return key.thing.cell_contents
+    if kind == ATTRIBUTE:
+        return getattr(owner, key)
+    if kind == ITEM:
+        return owner[key]
+    if kind == LENGTH:
+        return len(owner)
+    if kind == OBJECT:
+        return key()
+    variable = owner.value if isinstance(owner, keras.Variable) else owner
+    return Held(variable.handle, variable)

@@ -1,0 +1,329 @@
+"""Statements: Python's statements, carried out on tensors that have no values yet."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import types
+from typing import Any
+
+import tensorflow as tf
+
+from coexec.staging.interpret import Expressions
+from coexec.staging.reads import CONTAINERS, Reads
+from coexec.staging.values import Missing, Scope, Whole, is_one_kind, spec, tensor_of
+from tracer.block import COUNT, FLAG, LOOP, Loop
+from tracer.errors import Refused
+from tracer.functions import joined
+from tracer.lazy import LazyTensor
+from tracer.syntax import assigned_names, function_of
+
+LIMIT = 10_000  # turns of a loop on the device; between, Python may be interrupted
+MAX_TURNS = 256  # of a loop over Python values, which is written down turn by turn
+_DEEPEST = 16  # calls inside of each other
+
+
+class Break(Exception):
+    """A loop over Python values is left."""
+
+
+class Continue(Exception):
+    """A turn ends."""
+
+
+class Return(Exception):
+    """A function returns."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Statements(Expressions):
+    """Carries out statements in a scope."""
+
+    def __init__(self, reads: Reads) -> None:
+        super().__init__(reads)
+        self.reasons: list[str] = []  # why some paths are left to Python
+
+    def run(self, statements: list[ast.stmt], scope: Scope, ends: bool) -> None:
+        """Carries out the statements that end an iteration, or, if `ends`, a function; raises what leaves them."""
+        for n, statement in enumerate(statements):
+            rest = statements[n + 1 :]
+            if isinstance(statement, ast.If):
+                truth = self.truth(statement.test, scope)
+                if not isinstance(truth, LazyTensor):
+                    return self.run((statement.body if truth else statement.orelse) + rest, scope, ends)
+                if ends and returns(statement):
+                    raise Return(
+                        self.branched(
+                            truth,
+                            lambda s=statement, r=rest: self.returned(s.body + r, scope.branch()),
+                            lambda s=statement, r=rest: self.returned(s.orelse + r, scope.branch()),
+                        )
+                    )
+                if _continues([*statement.body, *statement.orelse]):
+                    return self._part(truth, statement.body + rest, statement.orelse + rest, scope)
+                self._part(truth, statement.body, statement.orelse, scope)
+            else:
+                method = getattr(self, f"_run_{type(statement).__name__.lower()}", None)
+                if method is None:
+                    raise Refused(f"{type(statement).__name__} is not understood")
+                method(statement, scope)
+        return None
+
+    def returned(self, statements: list[ast.stmt], scope: Scope) -> Any:
+        """Carries out the statements that end a function; returns what it returns."""
+        try:
+            self.run(statements, scope, True)
+        except Return as returned:
+            return returned.value
+        return None
+
+    # Paths that part on a tensor.
+
+    def _part(self, truth: LazyTensor, then: list[ast.stmt], other: list[ast.stmt], scope: Scope) -> None:
+        """Carries out both ways from here on, of which the tensor will choose one; joins what they assign."""
+        names = sorted(assigned_names([*then, *other]))
+        lost = Missing("it is assigned on one path only")
+        paths: list[Any] = []
+        for way in (then, other):
+            stage, found, leave = self.apart(lambda way=way: self._way(way, scope.branch()))
+            paths.append((stage, found and [found.get(name, lost) for name in names], leave))
+        known = next((row for _, row, _ in paths if row is not None), None)
+        if known is None:
+            raise Refused(f"both ways are left to Python: {self.reasons[-1]}")
+        for n, (_, row, _) in enumerate(paths):
+            if row is None:
+                stage, row, _ = self.apart(lambda: [_like(v) for v in known])
+                paths[n] = stage, row, True
+        scope.names.update(zip(names, self.joined(truth, paths), strict=True))
+
+    def _way(self, statements: list[ast.stmt], scope: Scope) -> dict[str, Any] | None:
+        """Carries statements out; returns the names afterwards, None where something was refused or left the loop."""
+        try:
+            self.run(statements, scope, False)
+        except Continue:
+            pass
+        except (Break, Return):
+            self.reasons.append("it leaves the loop")
+            return None
+        except Refused as refused:
+            self.reasons.append(str(refused))
+            return None
+        return scope.names
+
+    # Statements, by the names of their classes.
+
+    def _run_expr(self, statement: ast.Expr, scope: Scope) -> None:
+        self.evaluate(statement.value, scope)
+
+    def _run_pass(self, statement: ast.Pass, scope: Scope) -> None:
+        pass
+
+    def _run_break(self, statement: ast.Break, scope: Scope) -> None:
+        raise Break
+
+    def _run_continue(self, statement: ast.Continue, scope: Scope) -> None:
+        raise Continue
+
+    def _run_return(self, statement: ast.Return, scope: Scope) -> None:
+        raise Return(None if statement.value is None else self.evaluate(statement.value, scope))
+
+    def _run_assert(self, statement: ast.Assert, scope: Scope) -> None:
+        if not __debug__:
+            return
+        truth = self.truth(statement.test, scope)
+        if isinstance(truth, LazyTensor):
+            self.reasons.append("an assertion may fail")
+            self.leave_if(tf.logical_not(truth))
+        elif not truth:
+            raise Refused("an assertion fails")
+
+    def _run_assign(self, statement: ast.Assign, scope: Scope) -> None:
+        value = self.evaluate(statement.value, scope)
+        for target in statement.targets:
+            self._assign(target, value, scope)
+
+    def _run_annassign(self, statement: ast.AnnAssign, scope: Scope) -> None:
+        if statement.value is not None:
+            self._assign(statement.target, self.evaluate(statement.value, scope), scope)
+
+    def _run_augassign(self, statement: ast.AugAssign, scope: Scope) -> None:
+        if not isinstance(statement.target, ast.Name):
+            raise Refused("an attribute or item is assigned to")
+        left = self._name(ast.Name(statement.target.id, ast.Load()), scope)
+        if type(left) in (list, dict):
+            raise Refused("a list or dict is changed in place")
+        fake = ast.BinOp(ast.Name(statement.target.id, ast.Load()), statement.op, statement.value)
+        self._assign(statement.target, self._binop(fake, scope), scope)
+
+    def _assign(self, target: ast.expr, value: Any, scope: Scope) -> None:
+        if isinstance(target, ast.Name):
+            if target.id not in scope.local:
+                raise Refused(f"{target.id!r} is not a local variable")
+            scope.names[target.id] = value
+            return
+        if not isinstance(target, (ast.Tuple, ast.List)) or any(isinstance(t, ast.Starred) for t in target.elts):
+            raise Refused("an attribute or item is assigned to")
+        items = self.iterated(value)
+        if len(items) != len(target.elts):
+            raise Refused("a number of values that does not fit is unpacked")
+        for part, item in zip(target.elts, items, strict=True):
+            self._assign(part, item, scope)
+
+    def _run_for(self, statement: ast.For, scope: Scope) -> None:
+        items = self.iterated(self.evaluate(statement.iter, scope))
+        if len(items) > MAX_TURNS:
+            raise Refused(f"a loop of more than {MAX_TURNS} turns")
+        for item in items:
+            self._assign(statement.target, item, scope)
+            if self._turn(statement.body, scope):
+                return
+        self._behind(statement, scope)
+
+    def _run_while(self, statement: ast.While, scope: Scope) -> None:
+        for _ in range(MAX_TURNS):
+            testing = self.apart(lambda: self.truth(statement.test, scope))
+            if testing[2] is not None:
+                raise Refused("a way through the test is left to Python")
+            if isinstance(testing[1], LazyTensor):
+                return self._loop(statement, scope)
+            if not testing[1]:
+                return self._behind(statement, scope)
+            if self._turn(statement.body, scope):
+                return None
+        raise Refused(f"a loop of more than {MAX_TURNS} turns")
+
+    def _loop(self, statement: ast.While, scope: Scope) -> None:
+        """Writes down a loop inside of the loop; where it does not come to its end, neither does the turn around it."""
+        assigned = sorted(assigned_names(statement.body))
+        inner = scope.branch()
+        names = [name for name in assigned if spec(scope.names.get(name)) is not None]
+        starts = {name: self.stage.stand_in(tensor_of(scope.names[name])) for name in names}
+        inner.names.update({name: _as(scope.names[name], start) for name, start in starts.items()})
+        testing, truth, left = self.apart(lambda: self.truth(statement.test, inner))
+        if left is not None:
+            raise Refused("a way through the test is left to Python")
+        test = testing.block([truth])
+        turning, found, leave = self.apart(lambda: self._way(statement.body, inner))
+        if found is None:
+            raise Refused(self.reasons[-1])
+        if self.grown(testing) or self.grown(turning):
+            raise Refused("a list grows in a loop inside of the loop")
+        for name in assigned:
+            value, before = inner.names.get(name), scope.names.get(name)
+            if name in starts and not is_one_kind(value, before):
+                raise Refused(f"{name!r} is {spec(before)!r} before a turn and {spec(value)!r} after it")
+            if name not in starts and name in scope.names and value is not before:
+                raise Refused(f"{name!r} is a Python value that changes in a loop inside of the loop")
+        with turning:
+            flag = leave if leave is not None else tf.constant(False)
+        body = turning.block([*(tensor_of(inner.names[name]) for name in names), flag])
+        inputs, places = joined([testing, turning], list(starts.values()))
+        inputs[: len(names)] = [tensor_of(scope.names[name]) for name in names]
+        loop = Loop(test, body, places[0], places[1], tuple(range(len(names))), LIMIT)
+        specs = [lazy._out.spec for lazy in starts.values()]
+        *states, _, holds = self.stage.structure(LOOP, loop, inputs, [*specs, COUNT, FLAG])
+        self.leave_if(holds)
+        lost = Missing("it has no value if the loop does not turn")
+        scope.names.update({name: lost for name in assigned if name not in scope.names})
+        scope.names.update({name: _as(scope.names[name], state) for name, state in zip(names, states, strict=True)})
+        self._behind(statement, scope)
+
+    def _behind(self, statement: ast.For | ast.While, scope: Scope) -> None:
+        """Writes down the `else` of a loop inside of the loop."""
+        if _continues(statement.orelse):
+            raise Refused("`continue` behind a loop inside of the loop")
+        self.run(statement.orelse, scope, False)
+
+    def _turn(self, body: list[ast.stmt], scope: Scope) -> bool:
+        """Carries out one turn of a loop of Python; returns whether it leaves the loop."""
+        try:
+            self.run(body, scope, False)
+        except Continue:
+            pass
+        except Break:
+            return True
+        return False
+
+    # Calls of the user's functions.
+
+    def inlined(self, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Calls a function of the user's: its statements are carried out here."""
+        code = function.__code__
+        if code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+            raise Refused(f"{function.__qualname__} is a generator")
+        tree = function_of(code, function.__globals__)
+        if tree is None:
+            raise Refused(f"the source of {function.__qualname__} is not known")
+        if self.reads.place(function) is None:
+            raise Refused(f"{function.__qualname__} comes from where it cannot be looked up again")
+        if "__signature__" in vars(function):
+            raise Refused(f"{function.__qualname__} says itself what it takes")
+        if code.co_cellvars:
+            raise Refused(f"functions inside of {function.__qualname__} share its variables")
+        self.reads.attribute(function, "__code__", code)
+        self.reads.called.add(code)
+        if function.__kwdefaults__:
+            raise Refused(f"{function.__qualname__} has defaults for keywords")
+        defaults = self.reads.attribute(function, "__defaults__", function.__defaults__)
+        for n in range(self.reads.length(defaults) if defaults else 0):
+            self.reads.item(defaults, n)
+        if self.depth >= _DEEPEST:
+            raise Refused("calls go too deep")
+        bound = self._ran(inspect.signature(function, follow_wrapped=False).bind, args, kwargs)
+        given = set(bound.arguments)
+        bound.apply_defaults()
+        for name, value in bound.arguments.items():
+            if name not in given and not isinstance(value, (int, float, bool, str, type(None))) and value != ():
+                raise Refused(f"a default of {function.__qualname__} is no plain value")
+        cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+        scope = Scope(dict(bound.arguments), function.__globals__, cells, frozenset(code.co_varnames))
+        self.depth += 1
+        try:
+            if isinstance(tree, ast.Lambda):
+                return self.evaluate(tree.body, scope)
+            return self.returned(tree.body, scope)
+        finally:
+            self.depth -= 1
+
+
+def returns(statement: ast.stmt) -> bool:
+    """Whether a way through this statement returns from the function."""
+    return any(isinstance(n, ast.Return) for n in ast.walk(statement))
+
+
+def _continues(statements: list[ast.stmt]) -> bool:
+    """Whether a way through these statements goes on with the next turn of the loop around them."""
+    return _leads_to((ast.Continue,), statements)
+
+
+def leaves_turn(statements: list[ast.stmt]) -> bool:
+    """Whether a way through these statements ends the turn of the loop around them."""
+    return _leads_to((ast.Break, ast.Continue), statements)
+
+
+def _leads_to(kinds: tuple[type[ast.stmt], ...], statements: list[ast.stmt]) -> bool:
+    ahead: list[Any] = list(statements)
+    while ahead:
+        node = ahead.pop()
+        if isinstance(node, kinds):
+            return True
+        inside = isinstance(node, (ast.For, ast.While))  # but for what comes behind it
+        ahead.extend(node.orelse if inside else ast.iter_child_nodes(node))
+    return False
+
+
+def _as(value: Any, tensor: Any) -> Any:
+    """Returns what a tensor stands for that has taken a value's place."""
+    return Whole(tensor) if isinstance(value, Whole) else tensor
+
+
+def _like(value: Any) -> Any:
+    """Returns a value of the same kind, for a path whose values nobody looks at."""
+    if isinstance(value, Whole):
+        return Whole(_like(value.tensor))
+    held = spec(value)
+    if held is None or type(value) in CONTAINERS:
+        return value
+    return tf.zeros(held.shape, held.dtype)

@@ -1,0 +1,80 @@
+"""Progress: one line on the terminal about a running loop; nothing where nobody watches."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from coexec.api import functions
+
+INTERVAL = 0.1  # seconds between two looks of the line
+
+
+class Bar:
+    """A progress bar with the step rate, the values shown last, and the share of operations that was followed.
+
+    Values may be tensors: they are read, and waited for, only when the line is drawn anew.
+    """
+
+    def __init__(self, total: int | None, done: int, shown: bool | None = None) -> None:
+        self._bar: Progress | None = None
+        self.values: dict[str, Any] = {}
+        if shown is None:
+            shown = sys.stderr.isatty()
+        if shown:
+            text = "{task.description} {task.fields[rate]} {task.fields[values]}"
+            columns = [BarColumn(20), MofNCompleteColumn(), TextColumn(text), TimeRemainingColumn()]
+            self._bar = Progress(*columns, console=Console(stderr=True), auto_refresh=False)
+            self._task = self._bar.add_task("", total=total, completed=done, rate="", values="")
+        self._done = self._drawn_at = done
+        self._drawn = time.monotonic()
+        self._ops = _operations()
+
+    def __enter__(self) -> Bar:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def advance(self, epoch: str) -> None:
+        """One more step is done."""
+        self._done += 1
+        if self._bar is not None and time.monotonic() - self._drawn >= INTERVAL:
+            self._draw(epoch)
+
+    def _draw(self, epoch: str) -> None:
+        bar = self._bar
+        assert bar is not None
+        now = time.monotonic()
+        rate = (self._done - self._drawn_at) / max(now - self._drawn, 1e-9)
+        self._drawn, self._drawn_at = now, self._done
+        values = [f"{name} {_readable(value)}" for name, value in self.values.items()]
+        followed, seen = (now - before for now, before in zip(_operations(), self._ops, strict=True))
+        if seen:
+            values.append(f"followed {followed / seen:.0%}")
+        bar.update(
+            self._task, completed=self._done, description=epoch, rate=f"{rate:.3g} steps/s", values="  ".join(values)
+        )
+        bar.refresh()
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            if self._done != self._drawn_at:
+                self._draw("")
+            self._bar.stop()
+
+
+def _operations() -> tuple[int, int]:
+    """How many operations were followed, and how many there were, in all functions so far."""
+    stats = [f.stats() for f in functions()]
+    followed = sum(s.ops_followed for s in stats)
+    return followed, followed + sum(s.ops_recorded for s in stats)
+
+
+def _readable(value: Any) -> str:
+    number = np.asarray(value)
+    return f"{number.mean():.4g}" if number.dtype.kind in "fiub" and number.size else str(value)

@@ -1,0 +1,244 @@
+"""Library calls whose arguments are compared directly: nobody can tell, but for the time it takes."""
+
+import gc
+import weakref
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import coexec
+from coexec import testing
+from coexec.runtime.library import LibraryCalls
+from tests.coexec import run_both, unchanged
+from tests.coexec.test_regions import Training, compare
+from tests.snapshots import assert_same, snapshot
+
+X = tf.constant([1.0, 2.0, 4.0])
+
+
+@pytest.fixture(autouse=True)
+def compiled():
+    """Every segment is launched, however small."""
+    with testing.compile_everything():
+        yield
+
+
+@pytest.fixture
+def keys(monkeypatch):
+    """The functions for which a key was made, in order."""
+    made, original = [], LibraryCalls._key
+
+    def key(self, function, *rest):
+        made.append(function.__name__)
+        return original(self, function, *rest)
+
+    monkeypatch.setattr(LibraryCalls, "_key", key)
+    return made
+
+
+def settled(step, *args):
+    """Calls until the step's library calls are known, and have been looked at again for the first time."""
+    for _ in range(20):
+        step(*args)
+
+
+def test_a_training_step_needs_one_key(keys):
+    """That of the gradient: what its tape has seen counts, too."""
+    training = Training()
+    step = coexec.function(training.step)
+    x, y = tf.ones((6, 4)), tf.constant([0, 1, 2, 0, 1, 2])
+    settled(step, x, y)
+    keys.clear()
+    regions = step.stats().regions
+    for _ in range(5):
+        step(x, y)
+    assert keys == ["gradient"] * 5
+    assert step.stats().regions == regions + 20
+
+
+def test_assertions_need_none(keys):
+    """Tensors of every kind, numbers and words."""
+    outside = tf.constant([9, 9])
+
+    @coexec.function
+    def step(x, whole):
+        y = x * 2.0
+        tf.debugging.assert_less(y, 100.0, "words")
+        tf.debugging.assert_less(x, 100.0, message="words", summarize=3)
+        tf.debugging.assert_greater(outside, whole)
+        tf.debugging.assert_near(y, [2.0, 4.0, 8.0], atol=10.0)
+        tf.debugging.assert_equal(tf.shape(y), tf.cast(3, tf.int32))
+        return y
+
+    settled(step, X, tf.constant(3))
+    keys.clear()
+    regions = step.stats().regions
+    step(X, tf.constant(3))
+    assert keys == []
+    assert step.stats().regions == regions + 5
+
+
+CHANGES = {
+    "another number": lambda n: {"most": 100.0 + n % 3},
+    "whole and float": lambda n: {"most": (100, 100.0)[n % 2]},
+    "signs of zero": lambda n: {"scale": (0.0, -0.0)[n // 2 % 2]},
+    "other words": lambda n: {"message": "abc"[n % 3]},
+    "other names": lambda n: {("most", "more")[n % 2]: 50.0},
+    "other tensors": lambda n: {"tensor": (X, X * 2.0, X[:2], tf.constant(3.0))[n // 2 % 4]},
+    "the same tensor twice": lambda n: {"tensor": X, "other": (X, X + 0.0)[n // 3 % 2]},
+    "other whole numbers": lambda n: {"tensor": tf.constant([n // 4, 2])},
+    "an array": lambda n: {"tensor": (np.float32([1, 2, 3]), X)[n // 2 % 2]},
+    "a list, longer": lambda n: {"tensor": [1.0, 2.0, 3.0][: 1 + n // 3 % 3]},
+    "a list or a tuple": lambda n: {"tensor": ([1.0, 2.0], (1.0, 2.0))[n // 2 % 2]},
+    "a list with a tensor": lambda n: {"tensor": [X, (X, 3.0)[n // 2 % 2]]},
+    "truths": lambda n: {"flag": (True, 1, False, 0)[n // 2 % 4]},
+    "dtypes": lambda n: {"dtype": (tf.float32, tf.float64)[n // 3 % 2]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_changes_is_seen(name):
+    """Whatever differs from the call before decides what the call does; results, errors and their words are eager's."""
+
+    def make(decorate):
+        @decorate
+        def step(x, most=100.0, more=100.0, message="", tensor=X, other=X, flag=True, scale=1.0, dtype=tf.float32):
+            y = x * 2.0
+            total = tf.norm(tensor) if not isinstance(tensor, tf.Tensor) or tensor.dtype.is_floating else y[0]
+            tf.debugging.assert_less(y, most, message=message)
+            tf.debugging.assert_less(y, more, message)
+            if len(np.shape(tensor)) == 1:
+                tf.debugging.assert_equal(tensor, tensor, message)
+            same = tf.tensordot(other, tensor if np.shape(tensor) == (3,) else other, 1)
+            moments = tf.nn.moments(tf.cast(y, dtype), [0], keepdims=bool(flag))
+            clipped = tf.clip_by_norm(y, 1.0 + scale) if flag else y
+            return total, same, moments, clipped, tf.math.atan2(y * scale, -y), tf.einsum("i,i->", y, other)
+
+        return step
+
+    change, plain, step = CHANGES[name], make(unchanged), make(coexec.function)
+    for number in range(24):
+        given = change(number)
+        expected, found = told(plain, given), told(step, given)
+        assert expected[0] == found[0], number
+        assert_same(expected[1], found[1], rtol=1e-5, path=f"call {number}: ")
+    assert step.stats().regions > 0
+
+
+def told(step, given):
+    """What a call returns, or the words of its error."""
+    try:
+        return "returned", snapshot(step(X, **given))
+    except (tf.errors.OpError, TypeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}", None
+
+
+def test_scopes_and_settings():
+    """Devices, Keras' float type and epsilon, tapes: the same arguments in other surroundings are other calls."""
+
+    def make(decorate):
+        layer = keras.layers.LayerNormalization()
+        layer(tf.ones((1, 3)))
+
+        @decorate
+        def step(x, how):
+            y = x * 2.0
+            if how == "device":
+                with tf.device("CPU:0"):
+                    z = tf.norm(y), layer(y[None])
+            elif how == "tape":
+                with tf.GradientTape() as tape:
+                    tape.watch(y)
+                    z = tf.norm(y), layer(y[None])
+                z = *z, tape.gradient(z[0], y)
+            elif how == "graph":
+                with tf.Graph().as_default():
+                    z = type(tf.norm([3.0, 4.0])).__name__
+            else:
+                z = tf.norm(y), layer(y[None]), tf.norm([3.0, 4.0])
+            return z
+
+        return step
+
+    ways = ["plain", "device", "tape", "graph"]
+    run_both(make, [(X, way) for way in [*["plain"] * 8, *ways * 6, *["tape"] * 8, *ways * 3]])
+
+
+def test_writes_to_objects():
+    """What a layer was given anew, by attribute or behind the runtime's back, decides the next call."""
+
+    def change(training, i):
+        if i == 8:
+            training.model.layers[0].activation = keras.activations.tanh
+        if i == 12:
+            training.model.layers[0].trainable = False
+
+    compare(Training, change, calls=30)
+
+
+def test_other_objects_at_the_same_place():
+    """Layers that take turns, and layers that are let go of, whose ids others get."""
+
+    def make(decorate):
+        seen = []
+
+        @decorate
+        def step(x, layer):
+            return layer(x[None]) * 2.0
+
+        def call(number):
+            if number % 20 == 0:
+                seen[:] = [keras.layers.LeakyReLU(negative_slope=0.1 * k) for k in range(1, 4)]
+                gc.collect()
+            return step(-X, seen[number % 2])
+
+        decorated.append(step)
+        return call
+
+    decorated = []
+    run_both(make, [(n,) for n in range(80)])
+    assert decorated[1].stats().regions > 5
+
+
+def test_nothing_is_kept_alive():
+    """What a call was given is not held by what is known of it."""
+
+    @coexec.function
+    def step(x, layer):
+        y = layer(x[None] * 2.0)
+        tf.debugging.assert_less(y, 100.0)
+        tf.debugging.assert_less(x, 100.0)
+        return y
+
+    layer, x = keras.layers.LeakyReLU(), X + 1.0
+    settled(step, x, layer)
+    assert step.stats().regions > 10
+    references = [weakref.ref(layer), weakref.ref(x)]
+    del layer, x
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
+
+
+def test_masks():
+    """What Keras has noted on a tensor decides what a layer does with it."""
+
+    def make(decorate):
+        keras.utils.set_random_seed(3)
+        embedding, recurrent = keras.layers.Embedding(5, 3, mask_zero=True), keras.layers.LSTM(2)
+        embedding(tf.constant([[1]]))
+        recurrent(tf.zeros((1, 2, 3)))
+
+        @decorate
+        def step(x, masked):
+            y = embedding(x)
+            if not masked:
+                y = tf.identity(y)
+            return recurrent(y)
+
+        return step
+
+    x = tf.constant([[1, 2, 0, 0], [3, 0, 0, 0]])
+    for first in (0, 1):
+        run_both(make, [(x, n // 4 % 2 == first) for n in range(40)])

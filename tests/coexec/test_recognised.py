@@ -1,0 +1,222 @@
+"""Patterns: a library call that came before is recognised by its arguments, and no other one is."""
+
+import gc
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import coexec
+from coexec.runtime.library import LibraryCalls
+from tests.coexec import run_both
+from tests.snapshots import assert_same, snapshot
+
+X = np.random.default_rng(0).normal(size=(4, 3)).astype("float32")
+
+
+@pytest.fixture
+def looked_up(monkeypatch):
+    """The library calls whose key was made, by name."""
+    calls, make = [], LibraryCalls._key
+
+    def key(self, function, *given):
+        calls.append(function.__qualname__)
+        return make(self, function, *given)
+
+    monkeypatch.setattr(LibraryCalls, "_key", key)
+    return calls
+
+
+def seeded(make):
+    """The same weights, eagerly and decorated."""
+
+    def made(decorate):
+        keras.utils.set_random_seed(0)
+        return make(decorate)
+
+    return made
+
+
+def test_a_training_step_makes_one_key(looked_up):
+    """Layers, losses, metrics and the optimizer are recognised; only the gradient's key is made."""
+
+    def make(decorate):
+        model = keras.Sequential([keras.Input((3,)), layers.Dense(5, "relu"), layers.Dense(2)])
+        optimizer, loss, metric = keras.optimizers.Adam(0.1), keras.losses.MeanSquaredError(), keras.metrics.Mean()
+
+        @decorate
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                error = loss(y, model(x, training=True))
+            variables = model.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(error, variables), variables, strict=True))
+            metric.update_state(error)
+            return error, metric.result()
+
+        return step
+
+    calls = [(tf.constant(X * n), tf.constant(X[:, :2])) for n in range(9)]
+    fn = run_both(seeded(make), calls)
+    regions = fn.stats().regions
+    looked_up.clear()
+    fn(*calls[0])
+    assert fn.stats().regions == regions + 6, fn.explain()
+    assert looked_up == ["GradientTape.gradient"]
+
+
+# What comes for the layer `double`, which adds up what it is given, call after call.
+ONE, TWO, THREE = (tf.constant(X * n) for n in (1.0, 2.0, 3.0))
+GIVEN = {
+    "the same twice": [[ONE, TWO], [TWO, ONE], [ONE, ONE], [ONE, TWO], [TWO, TWO]],
+    "twice, then two": [[ONE, ONE], [TWO, TWO], [ONE, TWO], [TWO, ONE], [ONE, ONE]],
+    "one more": [[ONE, TWO], [ONE, TWO, THREE], [ONE, TWO], [THREE, THREE, THREE]],
+    "a tuple": [[ONE, TWO], (ONE, TWO), [TWO, ONE], (TWO, TWO)],
+    "another shape": [[ONE, TWO], [ONE[:2], TWO[:2]], [ONE, TWO], [ONE[:1], TWO]],
+    "another dtype": [[ONE, TWO], [tf.cast(ONE, tf.float16), TWO], [ONE, TWO]],
+    "arrays": [[ONE, TWO], [X, X], [ONE, TWO], [X, TWO]],
+    "a dict": [{"a": ONE, "b": TWO}, {"b": ONE, "a": TWO}, {"a": ONE, "c": TWO}, [ONE, TWO]],
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_other_arguments_are_others(name):
+    """What looks alike and is not: each is what eager makes of it, wherever it comes among the calls."""
+
+    def make(decorate):
+        layer = layers.Add()
+        flat = layers.Lambda(keras.tree.flatten)
+
+        @decorate
+        def step(given, scale):
+            return layer(list(flat(given))) * scale, layer([ONE * 2.0, TWO + 1.0])
+
+        return step
+
+    calls = [(given, scale) for _ in range(4) for given in GIVEN[name] for scale in (1.0, 2.0)]
+    fn = run_both(make, calls)
+    assert fn.stats().regions > 20
+
+
+@pytest.mark.parametrize("values", [(True, False), (True, 1), (0.0, -0.0), (1, 1.0), (None, False), ("a", "b")])
+def test_other_numbers_are_others(values):
+    """Python values that are equal, or look so, are told apart; so is one that is there from one that is not."""
+
+    class Told(layers.Layer):
+        def call(self, x, how=None, training=None):
+            kind = {bool: 1.0, int: 2.0, float: 3.0, str: 4.0}.get(type(how), 5.0)
+            sign = np.copysign(1.0, how) if isinstance(how, float) else 1.0
+            return x * kind * sign + float(str(how) == "b") + float(bool(training))
+
+    def make(decorate):
+        layer, drop = Told(), layers.Dropout(0.5, seed=1)
+
+        @decorate
+        def step(how, given):
+            x = tf.constant(X)
+            y = layer(x, how=how) if given else layer(x)
+            return y, drop(x, training=how is values[0])
+
+        return step
+
+    calls = [(values[n % 2], n % 3 > 0) for n in range(30)]
+    run_both(seeded(make), calls)
+
+
+def test_tensors_of_before_are_others():
+    """A tensor that a call before has made, or that was read meanwhile, or that Keras has marked, is looked up anew."""
+
+    def make(decorate):
+        dense, add, masking = layers.Dense(3), layers.Add(), layers.Masking()
+        kept = []
+
+        @decorate
+        def step(x, how):
+            y = dense(x)
+            if how == 1:
+                float(y[0, 0])
+            if how == 2 and kept:
+                y = kept[-1]
+            if how == 3:
+                y = masking(y[:, None])[:, 0]
+            kept.append(y)
+            return add([y, x]), add([y, y])
+
+        return step
+
+    ways = [0, 0, 0, 0, 1, 0, 2, 0, 3, 1, 2, 3, 0, 0, 1, 1, 2, 2, 3, 3]
+    run_both(seeded(make), [(tf.constant(X), how) for how in ways])
+
+
+def test_scopes_are_looked_at():
+    """The same call under another policy, in a tape, or in an outer layer is another."""
+
+    class Outer(layers.Layer):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def call(self, x, training=None):
+            return self.inner(x) + 1.0
+
+    def make(decorate):
+        drop = layers.Dropout(0.5, seed=3)
+        norm = layers.BatchNormalization()
+        outer, other = Outer(norm), Outer(drop)
+
+        @decorate
+        def step(x, how):
+            if how == 0:
+                return norm(x), drop(x)
+            if how == 1:
+                return outer(x, training=True), other(x, training=True)
+            if how == 2:
+                return outer(x), other(x)
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = norm(x, training=True)
+            return y, tape.gradient(y, x)
+
+        return step
+
+    ways = [0] * 5 + [1] * 5 + [2] * 5 + [3] * 5 + [0, 1, 2, 3] * 3
+    run_both(seeded(make), [(tf.constant(X), how) for how in ways])
+
+
+def test_objects_that_are_gone_are_not_taken_for_others():
+    """A layer that ends, and another one in its place in memory: never the one for the other."""
+
+    def run(decorate):
+        found = []
+
+        @decorate
+        def step(layer, x):
+            return layer(x)
+
+        for n in range(12):
+            keras.utils.set_random_seed(n)
+            layer = layers.Dense(2, kernel_initializer=keras.initializers.RandomNormal(seed=n))
+            found += [step(layer, tf.constant(X)).numpy() for _ in range(4)]
+            del layer
+            gc.collect()
+        return found
+
+    assert_same(snapshot(run(lambda f: f)), snapshot(run(coexec.function)))
+
+
+def test_what_is_written_to_is_learnt_anew(looked_up):
+    """An attribute of a layer changes: the pattern is the same, and the layer is run."""
+
+    def make(decorate):
+        layer, drop = layers.LeakyReLU(0.25), layers.Rescaling(2.0)
+
+        @decorate
+        def step(x, slope):
+            layer.negative_slope, drop.scale = slope, slope
+            return drop(layer(x))
+
+        return step
+
+    slopes = [0.5] * 6 + [0.75] * 6 + [0.5, 0.75] * 4
+    run_both(make, [(tf.constant(X), slope) for slope in slopes])

@@ -1,0 +1,233 @@
+"""What the programs work on: variables, containers, generators, layers, and what tests look at afterwards."""
+
+import contextlib
+import functools
+import io
+import threading
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tracer.errors import FailedTensor
+
+
+class Planned(Exception):
+    """What the programs raise."""
+
+
+class Lock:
+    """A lock that raises where a program would wait for itself for ever."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self.locked = self._lock.locked
+
+    def __enter__(self):
+        if not self._lock.acquire(blocking=False):
+            raise Planned("it is locked")
+
+    def __exit__(self, *_):
+        self._lock.release()
+
+
+class Own(keras.layers.Layer):
+    """A layer whose `call` is the user's."""
+
+    def __init__(self):
+        super().__init__(name="own")
+        self.inner = keras.layers.Dense(3, name="inner")
+        self.seen = 0
+
+    def call(self, x):
+        self.seen += 1
+        return self.inner(x) + x if self.seen % 3 else self.inner(x)
+
+
+def model():
+    first, last = keras.layers.Dense(4, "tanh", name="first"), keras.layers.Dense(3, name="last")
+    return keras.Sequential([first, keras.layers.Dropout(0.3, name="between"), last], name="model")
+
+
+# With names of their own: Keras would number them, on and on.
+LAYERS = {
+    "dense": lambda: keras.layers.Dense(3, "tanh", name="dense"),
+    "norm": lambda: keras.layers.LayerNormalization(name="norm"),
+    "drop": lambda: keras.layers.Dropout(0.4, name="drop"),
+    "model": model,
+    "metric": lambda: keras.metrics.Mean(name="metric"),
+    "own": Own,
+}
+
+
+class State:
+    """One run's worth of state. Programs call it `S`."""
+
+    def __init__(self, wrap):
+        self.v = tf.Variable([0.5, -0.25, 1.5])
+        self.alias = tf.Variable([1.0, 0.25, -0.5])
+        self.m = tf.Variable([1, 20, 30])
+        self.matrix = tf.constant([[0.5, -1.0, 0.25], [1.0, 0.5, -0.5], [0.0, 2.0, 1.0]])
+        self.variables = {}
+        self.generator = tf.random.Generator.from_seed(3)
+        self.seeds = keras.random.SeedGenerator(4)
+        self.table = tf.lookup.experimental.MutableHashTable(tf.int32, tf.int32, -1)
+        self.queue = tf.queue.FIFOQueue(100, [tf.float32])
+        self.graph = tf.function(lambda x, i: tf.gather(x * 2.0, i))
+        self.inner = wrap(lambda x, i: tf.gather(x, i % 4) + self.v)
+        self.lock = Lock()
+        self.planned = Planned("planned")
+        self.out = io.StringIO()
+        self.reset(0)
+
+    def reset(self, call):
+        """Puts what Python alone holds where it does not depend on how far a call that failed went."""
+        self.log, self.kept, self.named = [], [], {}
+        self.layers, self.optimizer = {}, None
+        self.count, self.rate = call, 0.5
+        self.out.seek(0)
+        self.out.truncate()
+        keras.utils.set_random_seed(100 + call)
+
+    def contents(self, failed):
+        """All that can be compared; where an operation `failed` and nobody caught it, Python may have run on."""
+        layers = {name: (layer.variables, getattr(layer, "seen", 0)) for name, layer in self.layers.items()}
+        variables = self.v, self.alias, self.m, self.variables, self.generator.state, self.seeds.state
+        optimizer = self.optimizer and self.optimizer.variables
+        table = sorted(zip(*(part.numpy().tolist() for part in self.table.export()), strict=True))
+        python = self.kept, self.named, self.count, self.rate, self.out.getvalue()
+        python = self.lock.locked(), () if failed else python
+        log = [readable(item) for item in self.log]
+        return {"log": log, "variables": variables, "layers": layers, "optimizer": optimizer, "table": table,
+                "python": python, "queue": int(self.queue.size())}  # fmt: skip
+
+    # What programs call.
+
+    @functools.cached_property
+    def numbers(self):
+        """An iterator, made by whoever first asks for it."""
+        return iter(tf.data.Dataset.range(1000).map(lambda n: tf.cast(n, tf.float32) * 0.01))
+
+    def made(self, name, value):
+        """Makes a variable, on every call a new one."""
+        self.variables[name] = tf.Variable(value)
+
+    def late(self, name, value):
+        """Returns a variable that is made by whoever first asks for it."""
+        if name not in self.variables:
+            self.made(name, value)
+        return self.variables[name]
+
+    def layer(self, name):
+        if name not in self.layers:
+            self.layers[name] = LAYERS[name]()
+        return self.layers[name]
+
+    def dropout(self, x):
+        return self.layer("drop")(x, training=True)
+
+    def embed(self, indices):
+        return tf.nn.embedding_lookup(self.v, indices)
+
+    def first(self, x, i):
+        """Catches what fails and answers with something else."""
+        try:
+            return tf.gather(x, i % 4)
+        except tf.errors.InvalidArgumentError as error:
+            self.log.append(error)
+            return x * 0.5
+
+    def checked(self, x, i, call):
+        """Asserts, and hears of what does not hold."""
+        try:
+            tf.debugging.assert_less(i, 70, f"in call {call}")
+            self.v.assign_add(x * 0.01)
+            tf.debugging.Assert(tf.reduce_sum(i) % 4 != 3, ["the sum of", i])
+        except tf.errors.InvalidArgumentError as error:
+            self.log.append(error)
+        return x
+
+    def callback(self, x):
+        self.log.append(x.numpy().shape)
+        return x * 0.5
+
+    def size(self, x):
+        return float(tf.reduce_sum(x))
+
+    @staticmethod
+    @tf.custom_gradient
+    def bent(x):
+        return x * 0.5, lambda upstream: tf.clip_by_value(upstream, -1.0, 1.0)
+
+    def update(self, gradient):
+        if gradient is not None:
+            self.v.assign_sub(tf.clip_by_value(tf.convert_to_tensor(gradient), -1.0, 1.0) * 0.1)
+
+    def bounded(self, gradient, other):
+        return other if gradient is None else tf.tanh(tf.convert_to_tensor(gradient))
+
+    def optimize(self, found):
+        if self.optimizer is None:
+            self.optimizer = keras.optimizers.SGD(0.1, momentum=0.5)
+        if found[0] is not None:
+            gradient = tf.clip_by_value(tf.convert_to_tensor(found[0]), -1.0, 1.0)
+            self.late("weight", self.matrix[0]).assign_sub(gradient * 0.01)
+
+    def train(self, x):
+        """A step of training on a model."""
+        network = self.layer("model")
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(network(x[None], training=True)))
+        weights = network.trainable_variables
+        if self.optimizer is None:
+            self.optimizer = keras.optimizers.SGD(0.1, momentum=0.5)
+        if not self.optimizer.built or len(self.optimizer.variables) > 2:
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+
+    def in_thread(self, i, function):
+        """Runs a function on another thread; everything before has been carried out."""
+        self.log.append(int(i[0]))
+        results = []
+
+        def run():
+            try:
+                results.append((function(), None))
+            except BaseException as error:
+                results.append((None, error))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        result, error = results.pop()
+        if error is not None:
+            raise error
+        return result
+
+    @contextlib.contextmanager
+    def scope(self, x):
+        """Counts, writes before and after, and swallows what was planned."""
+        self.count += 1
+        try:
+            yield x
+        except Planned as error:
+            self.log.append(error)
+        finally:
+            self.v.assign_add(x * 0.01)
+
+
+def readable(item):
+    """What was logged, or a word in place of a tensor that was to come from an operation that has failed."""
+    try:
+        tf.nest.map_structure(lambda leaf: leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf, item)
+    except FailedTensor:
+        return "never made"
+    return item
+
+
+def arguments(kind):
+    """What a call is given: floats and whole numbers, by the number of their kind; the last kinds have other shapes."""
+    size = 3 if kind < 3 else 4
+    numbers = np.random.default_rng(kind)
+    floats = np.round(numbers.normal(size=size) * 4) / 4
+    wholes = numbers.integers(0, 97, size=size)
+    return tf.constant(floats, tf.float32), tf.constant(wholes, tf.int32)

@@ -1,0 +1,53 @@
+"""Programs that once did something else than eagerly, made small: what the fuzzer has found."""
+
+import pytest
+
+from tests.fuzz.differential import BACKENDS, check
+from tests.fuzz.programs import Program, Statement
+
+FOUND = {
+    # An operation outside of any `try` failed in one segment with an operation inside of one, whose handler got the
+    # error; what the failed one had made could not be read, which was the error that the caller saw.
+    "a failure before the operation in a try": (
+        """
+        c = tf.math.unsorted_segment_sum(a, j % 4, 3)
+        try:
+            S.alias.assign(b * 0.5)
+            a = tf.gather(a, i % 3)
+        except Exception as error:
+            S.log.append(type(error).__name__)
+        return c, tf.reduce_sum(c)
+        """,
+        [0, 0, 0, 1, 0, 0, 0, 1],
+    ),
+    # NumPy read a tensor whose operation failed: the process crashed.
+    "a failure that a callback's argument is read at": (
+        """
+        b = tf.gather(a, j % 4)
+        S.log.append(tf.numpy_function(lambda z: z * 2, [b], tf.float32))
+        return b, i
+        """,
+        [0, 0, 2, 0, 1, 0, 0, 2],
+    ),
+    "a failure that NumPy reads at": (
+        """
+        S.v.assign_add(a)
+        b = tf.gather(a, j % 4)
+        S.log.append(np.array(b))
+        return b, i
+        """,
+        [0, 0, 2, 0, 1, 0, 0, 2],
+    ),
+}
+
+
+def program(source, inputs):
+    """A program of one statement, which cannot be made smaller."""
+    lines = [line[8:] for line in source.strip("\n").splitlines()]
+    return Program({"step": [Statement([("\n".join(lines).rstrip(), None)])]}, inputs)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", FOUND)
+def test_found(name, backend):
+    check(program(*FOUND[name]), (backend,))

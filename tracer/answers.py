@@ -1,0 +1,144 @@
+"""Answers: public functions of TensorFlow that are one operation, answered before TensorFlow's own Python prepares it.
+
+`tf.cast(x, tf.float32)` goes through dispatch, a name scope and conversions, some 8 us, before it issues the operation.
+Where the thread's handler knows at once that this very operation on these very tensors comes next, that has been gone
+through before, with the same outcome: it costs 2. In every other case TensorFlow's function is called as ever: for
+other arguments than tensors and numbers, while a call is recorded, for an operation that may fail in a `try`.
+
+Relies on what the functions below issue for such arguments: `tests/tracer/test_answers.py` compares it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tracer.intercept import answering_handler
+from tracer.lazy import LazyTensor
+from tracer.private import EagerTensor
+
+LARGEST = 1 << 24  # whole numbers below are exact in every dtype that a program computes with
+_SCALARS = {int: tf.int32, float: tf.float32}  # what tensors of Python's numbers are
+_NUMERIC = frozenset({int, float})
+
+
+def _is_tensor(value: Any) -> bool:
+    kind = type(value)
+    return kind is LazyTensor or kind is EagerTensor
+
+
+def _cast(handler: Any, x: Any = None, dtype: Any = None, name: Any = None) -> Any:
+    if type(dtype) is not tf.DType:
+        return None
+    kind = type(x)
+    if kind is LazyTensor or kind is EagerTensor:
+        given = x.dtype
+        if given is dtype:
+            return x
+        if given.is_complex:  # a warning may come with it
+            return None
+    else:
+        given = _SCALARS.get(kind)
+        if given is None or not -LARGEST < x < LARGEST:
+            return None
+        x = handler.constant(x, None)
+        if given is dtype:
+            return x
+    return handler.expected("Cast", (x, "DstT", dtype, "Truncate", False))
+
+
+def _reduction(op: str) -> Callable[..., Any]:
+    def reduce(handler: Any, x: Any = None, axis: Any = None, keepdims: Any = False, name: Any = None) -> Any:
+        if type(keepdims) is not bool or not _is_tensor(x):
+            return None
+        if axis is None:
+            rank = len(x._shape_tuple())
+            if not rank:  # its axes would be an operation, too
+                return None
+            axes = handler.index((tuple(range(rank)),))
+            if not axes:
+                return None
+            axis = axes[0]
+        elif type(axis) is not int:
+            return None
+        return handler.expected(op, (x, axis, "keep_dims", keepdims))
+
+    return reduce
+
+
+def _comparison(op: str) -> Callable[..., Any]:
+    def compare(handler: Any, x: Any = None, y: Any = None, name: Any = None) -> Any:
+        if _is_tensor(x):
+            if not _is_tensor(y) and type(y) not in _NUMERIC:
+                return None
+        elif type(x) not in _NUMERIC or not _is_tensor(y):
+            return None
+        return handler.expected(op, (x, y, "incompatible_shape_error", True))
+
+    return compare
+
+
+def _check_numerics(handler: Any, tensor: Any = None, message: Any = None, name: Any = None) -> Any:
+    if not _is_tensor(tensor) or type(message) is not str:
+        return None
+    return handler.expected("CheckNumerics", (tensor, "message", message))
+
+
+def _abs(handler: Any, x: Any = None, name: Any = None) -> Any:
+    if not _is_tensor(x) or x.dtype.is_complex:
+        return None
+    return handler.expected("Abs", (x,))
+
+
+# By their public names, the first of which is where `pickle` finds them; parameters are TensorFlow's, in its order.
+_ANSWERS: dict[tuple[str, ...], Callable[..., Any]] = {
+    ("abs", "math.abs"): _abs,
+    ("cast", "dtypes.cast"): _cast,
+    ("debugging.check_numerics",): _check_numerics,
+    ("equal", "math.equal"): _comparison("Equal"),
+    ("not_equal", "math.not_equal"): _comparison("NotEqual"),
+}
+for _what in ("all", "any", "max", "mean", "min", "prod", "sum"):
+    _ANSWERS[f"reduce_{_what}", f"math.reduce_{_what}"] = _reduction(_what.capitalize())
+
+
+@functools.cache
+def answered() -> list[tuple[tuple[str, ...], Any, Any]]:
+    """Returns TensorFlow's functions, each with its public names and with what is to stand in its place.
+
+    First asked for before anything stands there.
+    """
+    found = []
+    for names, answer in _ANSWERS.items():
+        function = functools.reduce(getattr, names[0].split("."), tf)
+        found.append((names, function, _answering(function, answer)))
+    return found
+
+
+def _answering(function: Any, answer: Callable[..., Any]) -> Any:
+    """Returns `function`, made to ask for an answer first, where the arguments are for its parameters."""
+    names = list(inspect.signature(function).parameters)
+    # By how many arguments have no name: what those with one may be called.
+    later = [frozenset(names[count:]) for count in range(len(names) + 1)]
+    theirs = list(inspect.signature(answer).parameters)[1:]
+    called = dict(zip(names, theirs, strict=True))
+
+    @functools.wraps(function)
+    def asking(*args: Any, **kwargs: Any) -> Any:
+        handler = answering_handler()
+        if handler is not None:
+            if not kwargs:
+                result = answer(handler, *args) if len(args) < len(later) else None
+            elif len(args) < len(later) and later[len(args)].issuperset(kwargs):
+                result = answer(handler, *args, **{called[name]: value for name, value in kwargs.items()})
+            else:
+                result = None
+            if result is not None:
+                return result
+        return function(*args, **kwargs)
+
+    return asking

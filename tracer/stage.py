@@ -1,0 +1,214 @@
+"""Stage: runs Python on tensors without values, and writes down what operations it issues, as a block.
+
+The operations come the same way as those of a running program, through the hooks, so that a block holds exactly what
+eager TensorFlow would run. Nothing is run, and what only a value could answer is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tracer.block import BRANCH, LOOP, Block
+from tracer.constants import constant_output
+from tracer.derive import folded_variant, inferred_variant
+from tracer.errors import Refused
+from tracer.graph import CONST, LIST, Node, Step, Variant
+from tracer.inputs import Unsupported, part_of, python_spec, settle, small
+from tracer.intercept import handling
+from tracer.lazy import LazyTensor, Output, new_lazy
+from tracer.location import Location, call_stack
+from tracer.op import Const, Signature, copied_attrs, freeze, signature_of
+from tracer.private import EagerTensor, record
+from tracer.spec import RESOURCE, STRING, VARIANT, Spec
+
+_RANDOM = ("StatelessRandom", "StatelessTruncated", "StatelessMultinomial", "StatelessShuffle")
+
+MAX_OPERATIONS = 2000  # of one block: loops of Python are written down turn by turn
+
+Fetch = Callable[[Any], LazyTensor | None]
+
+
+class Stage:
+    """The handler of a thread while it writes a block; `outer` is the stage that this one is inside of.
+
+    Tensors of the outer stage become arguments when they are first used. The outermost stage asks `captured` what
+    stands for a tensor from outside, or for what a variable holds.
+    """
+
+    open = False
+    tapes = None
+    device: str | None = None
+
+    def __init__(self, outer: Stage | None = None, captured: Fetch | None = None) -> None:
+        self.outer = outer
+        self.captured = captured
+        self.arguments: list[LazyTensor] = []
+        self.given: list[Any] = []  # what each argument stands for, where it is one of the outer stage's tensors
+        self._step = Step(None, None, Node(0, "Entry", "entry", (), Location((), 0)), None, (), {}, {}, ())
+        self._count = 0
+        self._shown: dict[int, LazyTensor] = {}  # arguments by the id of what they stand for
+
+    def __enter__(self) -> Stage:
+        self._around = [handling(self), record.stop_recording()]
+        for manager in self._around:
+            manager.__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        for manager in reversed(self._around):
+            manager.__exit__(*raised)
+
+    # Arguments and results.
+
+    def argument(self, spec: Spec, given: Any = None) -> LazyTensor:
+        """Adds an argument, and returns it as a tensor."""
+        lazy = new_lazy(Output(spec), -1 - len(self.arguments), self)
+        self.arguments.append(lazy)
+        self.given.append(given)
+        return lazy
+
+    def stand_in(self, value: Any) -> LazyTensor:
+        """Returns what a loop's blocks are given for a tensor that its turns change: its spec, nothing of its value."""
+        return new_lazy(Output(value._out.spec), CONST, self)
+
+    def own(self, value: Any) -> Any:
+        """Returns a tensor as one of this stage; constants stay what they are."""
+        if type(value) is LazyTensor and (value._run is self or value._out.const is not None):
+            return value
+        if self.outer is None:
+            tensor = self.captured(value) if self.captured is not None else None
+            if tensor is None:
+                raise Refused("a tensor comes from where it cannot be looked up again")
+            return tensor
+        outer = value if type(value) is LazyTensor and value._run is self.outer else self.outer.own(value)
+        known = self._shown.get(id(outer))
+        if known is None:
+            known = self._shown[id(outer)] = self.argument(outer._out.spec, outer)
+        return known
+
+    def block(self, results: list[Any]) -> Block:
+        """Returns what was written down; `results` are tensors of this stage, or of those outside of it."""
+        slots: list[Any] = []
+        for value in results:
+            tensor = self.own(value)
+            const = tensor._out.const
+            slots.append((const, tensor._out.spec) if const is not None else tensor._key)
+        return Block(tuple(a._out.spec for a in self.arguments), tuple(self._step.chain()), tuple(slots))
+
+    # What the hooks call.
+
+    def expected(self, op: str, args: tuple[Any, ...]) -> Any:
+        """Nothing is known beforehand."""
+        return None
+
+    def library(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Makes a library call as it is."""
+        return function(*args, **kwargs)
+
+    def aside(self, inputs: Any, run: Any) -> Any:
+        """Refuses an operation that is placed on a device."""
+        raise Refused("an operation is placed on a device")
+
+    def execute(self, device: Any, op: Any, inputs: Any, attrs: Any, outputs: int, cancel: Any) -> Any:
+        """Refuses what is issued by name: functions, and operations with unusual arguments."""
+        raise Refused(f"{op.decode() if isinstance(op, bytes) else op} is issued by name")
+
+    def constant(self, value: Any, dtype: Any) -> Any:
+        """Answers with a tensor of a small Python value."""
+        out, _ = constant_output(value, dtype) if small(value) else (None, None)
+        if out is None:
+            raise Refused("a large constant is made")
+        return new_lazy(out, -1, self)
+
+    def index(self, index: tuple[tuple[int, ...], ...]) -> list[Any]:
+        """Answers with tensors of what an index consists of."""
+        return [self.constant(list(part), None) for part in index]
+
+    def force(self, lazy: LazyTensor) -> None:
+        """Refuses to give a tensor its value."""
+        raise Refused("a value is read")
+
+    def decide(self, lazy: LazyTensor, frame: Any) -> bool:
+        """Refuses to give a tensor's truth."""
+        raise Refused("a library asks for the truth of a tensor")
+
+    def fast(self, op: str, name: Any, args: tuple[Any, ...]) -> Any:
+        """Writes an operation down, and answers it."""
+        signature = signature_of(op)
+        if signature is None:
+            raise Refused(f"{op} is no operation")
+        args = settle(signature, args)
+        count = len(signature.inputs)
+        if op == "ReadVariableOp":
+            return self.own(args[0])
+        if op == "ResourceGather":
+            dims = dict(zip(args[count::2], args[count + 1 :: 2], strict=True)).get("batch_dims") or 0
+            return self.fast("GatherV2", name, (self.own(args[0]), args[1], dims, "batch_dims", dims))
+        if signature.stateful or op.startswith(_RANDOM):
+            raise Refused(f"{op} has effects, or draws random numbers")
+        try:
+            return self._write(op, name, signature, args[:count], args[count:])
+        except (Unsupported, TypeError, ValueError, OverflowError) as error:
+            raise Refused(f"{op} cannot be written down: {error}") from None
+
+    def _write(self, op: str, name: Any, signature: Signature, inputs: Any, attrs: Any) -> Any:
+        freeze(attrs)
+        slots: list[int] = []
+        consts: dict[int, Const] = {}
+        lists: dict[int, Any] = {}
+        parts: list[Any] = []
+        for i, (value, is_list) in enumerate(zip(inputs, signature.lists, strict=True)):
+            if is_list:
+                items = [self._input(op, signature, i, v, (*inputs, *attrs)) for v in value]
+                lists[i] = tuple(s for s, _, _ in items), {j: c for j, (_, _, c) in enumerate(items) if c is not None}
+                slots.append(LIST)
+                parts.append(tuple(part for _, part, _ in items))
+                continue
+            slot, part, const = self._input(op, signature, i, value, (*inputs, *attrs))
+            if const is not None:
+                consts[i] = const
+            slots.append(slot)
+            parts.append(part)
+        node = Node(self._count, op, "fast", copied_attrs(attrs), Location(call_stack()[0], 0))
+        node.name = name
+        with handling(None):
+            variant = folded_variant(node, tuple(parts)) or inferred_variant(node, tuple(parts))
+        if variant is None:
+            raise Refused(f"{op}: its result's shape depends on values, or cannot be foreseen")
+        if any(o.spec.enum in (STRING, VARIANT, RESOURCE) for o in variant.outputs):
+            raise Refused(f"{op} gives something that cannot be compiled")
+        return self._add(Step(self._step, op, node, variant, tuple(slots), consts, lists, ()))
+
+    def structure(self, op: str, part: Any, inputs: list[Any], specs: list[Spec]) -> list[LazyTensor]:
+        """Writes down a loop or a branch, and returns its results."""
+        assert op in (LOOP, BRANCH)
+        node = Node(self._count, op, "execute", ("structure", part), Location(call_stack()[0], 0))
+        given = [self.own(v) for v in inputs]
+        consts = {i: v._out.const for i, v in enumerate(given) if v._out.const is not None}
+        slots = tuple(CONST if i in consts else v._key for i, v in enumerate(given))
+        variant = Variant(
+            tuple(v._out.spec for v in given), tuple(Output(s, None, node) for s in specs), list(range(len(specs)))
+        )
+        return list(self._add(Step(self._step, op, node, variant, slots, consts, {}, ())))
+
+    def _add(self, step: Step) -> Any:
+        self._count += 1
+        if self._count > MAX_OPERATIONS:
+            raise Refused(f"more than {MAX_OPERATIONS} operations")
+        self._step = step
+        lazies = [new_lazy(out, step.first + n, self) for n, out in enumerate(step.outputs)]
+        return lazies[0] if step.single else step.arrange(lazies)
+
+    def _input(self, op: str, signature: Signature, i: int, value: Any, args: Any) -> tuple[int, Any, Const | None]:
+        if isinstance(value, EagerTensor):
+            tensor = self.own(value)
+            const, spec = tensor._out.const, tensor._out.spec
+            if spec.enum in (STRING, VARIANT, RESOURCE):
+                raise Refused(f"{op} works on something that cannot be compiled")
+            return (tensor._key if const is None else CONST), part_of(const, spec, op), const
+        if not small(value):
+            raise Refused("a large constant is made")
+        spec = python_spec(signature, i, args, value)
+        const = Const(value)
+        return CONST, part_of(const, spec, op), const

@@ -1,0 +1,384 @@
+"""Syntax: the source of running code, and the loop or branch whose test an instruction decides.
+
+Nothing here is guessed: source counts only if compiling it gives the very code object that runs, so an edited file, a
+rewritten module or code without a file has no syntax. Relies on `CodeType.__eq__`, which compares bytecode, constants
+and lines, and on `co_positions` (Python 3.11), which says what expression an instruction belongs to.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import functools
+import linecache
+import threading
+from types import CodeType
+from typing import Any, NamedTuple
+
+Function = ast.FunctionDef | ast.Lambda
+
+
+# Statements in whose midst an expression may ask: what it decides about is all of the statement.
+Simple = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Return
+
+
+class Decision(NamedTuple):
+    """A place where Python asks for a truth: the statement that it decides about, and what was asked.
+
+    Where an `if` in the body leaves the loop, that is the loop as seen from there: its turns begin and end at the `if`.
+    """
+
+    statement: ast.While | ast.For | ast.If | ast.Assert | Simple
+    negated: bool  # whether what is asked decides by its opposite (`while not x`)
+    rest: tuple[ast.stmt, ...] | None = None  # of a branch: what the function does behind it; None where loops go on
+    next: ast.stmt | None = None  # of a branch: the statement that it goes on with, if there is just one
+    leaves: ast.If | None = None  # of a loop over a range: what asks, and does nothing but leave it
+    unread: frozenset[str] = frozenset()  # of a branch: names that it assigns to and nobody looks at behind it
+
+    mixed: bool = False  # of a branch: whether no one answer decides it, whatever part of its test asks
+    answer: bool = False  # of a statement: the answer to all that it asks by which Python does least
+
+    @property
+    def asks_often(self) -> bool:
+        """Whether more than one truth may be asked for before it is decided."""
+        test = getattr(self.statement, "test", None)
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            test = test.operand
+        return test is None or not is_plain(test)
+
+    @property
+    def compares_on(self) -> bool:
+        """Whether the test has a chain of comparisons: what the next one compares is on Python's stack already."""
+        test = getattr(self.statement, "test", None)
+        return test is not None and any(isinstance(n, ast.Compare) and len(n.ops) > 1 for n in ast.walk(test))
+
+
+_files: dict[str, tuple[list[str], dict[CodeType, Function] | None]] = {}
+_lock = threading.Lock()
+MAX_FILES = 64
+
+
+def function_of(code: CodeType, namespace: dict[str, Any]) -> Function | None:
+    """Returns the syntax tree of the function that `code` was compiled from; None if its source is not known.
+
+    `namespace` holds the function's globals, through which loaders of sources are found.
+    """
+    with _lock:
+        lines = linecache.getlines(code.co_filename, namespace)
+        known = _files.get(code.co_filename)
+        if known is None or known[0] != lines:
+            while len(_files) >= MAX_FILES:
+                del _files[next(iter(_files))]
+            known = _files[code.co_filename] = lines, _functions("".join(lines), code.co_filename)
+        return None if known[1] is None else known[1].get(code)
+
+
+def _functions(source: str, filename: str) -> dict[CodeType, Function] | None:
+    """Returns the functions of a file by their code."""
+    try:
+        tree = ast.parse(source)
+        module = compile(tree, filename, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    trees: dict[tuple[str, int], list[Function]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            first = node.decorator_list[0].lineno if node.decorator_list else node.lineno
+            trees.setdefault((node.name, first), []).append(node)
+        elif isinstance(node, ast.Lambda):
+            trees.setdefault(("<lambda>", node.lineno), []).append(node)
+    found: dict[CodeType, Function] = {}
+    ahead = [module]
+    while ahead:
+        code = ahead.pop()
+        ahead += [const for const in code.co_consts if isinstance(const, CodeType)]
+        candidates = trees.get((code.co_name, code.co_firstlineno), [])
+        if len(candidates) == 1:  # two lambdas on one line cannot be told apart
+            found[code] = candidates[0]
+    return found
+
+
+def decision_at(code: CodeType, offset: int, namespace: dict[str, Any]) -> Decision | None:
+    """Returns what the instruction at byte `offset` decides: whether a loop goes on, which way an `if` takes, what an
+    expression gives, whether an assertion holds.
+
+    The test of a loop is an expression, or a chain of some by one of `and` and `or`; or the same of negations. Then
+    whatever part of it asks, the loop goes on or not as the answer says. (Which part it is, the instruction does not
+    tell reliably.)
+    """
+    positions = getattr(code, "co_positions", None)
+    name = dis.opname[code.co_code[offset]]
+    if positions is None or not ("JUMP" in name or name == "TO_BOOL"):  # a call may ask, too, `any` for example
+        return None
+    function = function_of(code, namespace)
+    if not isinstance(function, ast.FunctionDef):
+        return None
+    line, end_line, column, end_column = list(positions())[offset // 2]
+    place = line, column, end_line, end_column
+    for statement in _own_statements(function.body):
+        if isinstance(statement, ast.If):
+            negated = _asked(statement, place)
+            if negated is None and _is_within(place, statement.test, statement):
+                negated = False  # its parts ask for more than one thing, in some order
+            if negated is not None:
+                return _branch(function, statement, negated)
+        if isinstance(statement, Simple) and _is_within(place, statement):
+            decides = not is_plain(statement) and _is_alone(function, statement)
+            return Decision(statement, False, answer=_shortest(statement)) if decides else None
+        if isinstance(statement, ast.Assert) and _is_within(place, statement):
+            return Decision(statement, False) if is_chain(statement.test) else None
+        if isinstance(statement, ast.For):
+            for inner in statement.body:
+                if isinstance(inner, ast.If) and _is_left(statement, inner):
+                    negated = _asked(inner, place)
+                    if negated is not None:
+                        return Decision(statement, negated, leaves=inner)
+        if not isinstance(statement, ast.While):
+            continue
+        negated = _asked(statement, place)
+        if negated is not None:
+            return Decision(statement, negated)
+        for number, inner in enumerate(statement.body):
+            negated = _asked(inner, place) if isinstance(inner, ast.If) else None
+            if negated is not None:
+                found = _seen_from(statement, number, negated)
+                if found is not None:
+                    return found
+    return None
+
+
+def _branch(function: ast.FunctionDef, branch: ast.If, negated: bool) -> Decision:
+    """Returns what is known of an `if`: what comes behind it, and whether that is the end of the function."""
+    blocks = _blocks_to(function, branch)
+    rest: list[ast.stmt] | None = [] if blocks else None
+    following: ast.stmt | None = None
+    for parent, behind in reversed(blocks):
+        if following is None and behind:
+            following = behind[0]
+        elif following is None and isinstance(parent, ast.While) and not isinstance(parent.test, ast.Constant):
+            following = parent
+        if rest is not None:
+            rest += behind
+        if not isinstance(parent, (ast.If, ast.FunctionDef)):
+            rest = None
+            if following is None:
+                break
+    unread: frozenset[str] = frozenset()
+    if blocks and not any(isinstance(parent, (ast.For, ast.AsyncFor, ast.While)) for parent, _ in blocks):
+        inside = set(map(id, ast.walk(branch)))
+        read = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and id(n) not in inside}
+        unread = frozenset(assigned_names([branch]) - read)
+    behind = None if rest is None else tuple(rest)
+    return Decision(branch, negated, behind, following, unread=unread, mixed=_is_mixed(branch.test))
+
+
+def _blocks_to(parent: Any, statement: ast.stmt) -> list[tuple[Any, list[ast.stmt]]]:
+    """Returns the statements that a statement is inside of, outermost first, each with what comes behind it there.
+
+    Nothing for what is in the `else` of a loop.
+    """
+    loops = isinstance(parent, (ast.For, ast.AsyncFor, ast.While))
+    for field in ("body",) if loops else ("body", "orelse", "finalbody", "handlers", "cases"):
+        block = getattr(parent, field, [])
+        for number, inner in enumerate(block if isinstance(block, list) else []):
+            if inner is statement:
+                return [(parent, block[number + 1 :])]
+            if not isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                found = _blocks_to(inner, statement)
+                if found:
+                    return [(parent, block[number + 1 :] if isinstance(inner, ast.stmt) else []), *found]
+    return []
+
+
+@functools.lru_cache(maxsize=1024)
+def line_of(code: CodeType, statement: ast.stmt) -> int | None:
+    """Returns the line at which a statement's instructions begin; None if others begin there before.
+
+    Of several places of a line, a frame goes on at the first one that it can: the same statement comes again behind
+    it, in copies that handle exceptions, say.
+    """
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return None
+    offsets = [
+        2 * n for n, (line, end, _, _) in enumerate(code.co_positions())
+        if line is not None and statement.lineno <= line and end is not None and end <= (statement.end_lineno or 0)
+    ]  # fmt: skip
+    for offset, line in dis.findlinestarts(code):
+        if offsets and offset == offsets[0]:
+            earlier = [at for at, other in dis.findlinestarts(code) if other == line and at < offset]
+            return None if earlier else line
+    return None
+
+
+def _asked(statement: ast.While | ast.If, place: tuple[int, int, int, int]) -> bool | None:
+    """Returns whether what is asked at a place decides a statement by its opposite; None if it does not decide it."""
+    if not _is_within(place, statement.test, statement):
+        return None
+    test = statement.test
+    if is_chain(test) and (isinstance(statement, ast.If) or test.lineno == test.end_lineno):
+        return False
+    parts = test.values if isinstance(test, ast.BoolOp) else [test]
+    negations = [p for p in parts if isinstance(p, ast.UnaryOp) and isinstance(p.op, ast.Not)]
+    atoms = [p.operand for p in negations] if len(negations) == len(parts) else parts
+    if not all(map(is_plain, atoms)):
+        return None
+    return bool(negations)
+
+
+def is_plain(test: ast.AST) -> bool:
+    """Whether nothing in a test asks for a truth."""
+    return not any(asks(node) for node in ast.walk(test))
+
+
+def is_chain(test: ast.expr) -> bool:
+    """Whether a test holds just where all that it asks does, and asks nothing behind what does not."""
+    if isinstance(test, ast.BoolOp):
+        return isinstance(test.op, ast.And) and all(map(is_chain, test.values))
+    parts = [test.left, *test.comparators] if isinstance(test, ast.Compare) else [test]
+    return all(map(is_plain, parts))
+
+
+def _is_mixed(test: ast.expr) -> bool:
+    """Whether what any part of a test asks says nothing of the whole, neither by yes nor by no."""
+    parts = test.values if isinstance(test, ast.BoolOp) else [test]
+    negations = [p.operand for p in parts if isinstance(p, ast.UnaryOp) and isinstance(p.op, ast.Not)]
+    return not is_chain(test) and not all(map(is_plain, negations if len(negations) == len(parts) else parts))
+
+
+def _shortest(statement: ast.stmt) -> bool:
+    """Returns the answer to all that a statement asks by which Python does least."""
+    asking = [n for n in ast.walk(statement) if isinstance(n, (ast.BoolOp, ast.IfExp, ast.Compare)) and asks(n)]
+    if len(asking) != 1 or isinstance(asking[0], ast.Compare):
+        return False
+    if isinstance(asking[0], ast.BoolOp):
+        return isinstance(asking[0].op, ast.Or)
+    return len(list(ast.walk(asking[0].body))) < len(list(ast.walk(asking[0].orelse)))
+
+
+def _is_within(place: tuple[int, int, int, int], node: ast.AST, also: ast.AST | None = None) -> bool:
+    """Whether an instruction's place is inside of a node's, or just that of another."""
+    line, column, end_line, end_column = place
+    first, last = _extent(node)[:2], _extent(node)[2:]
+    return (also is not None and place == _extent(also)) or (
+        first <= (line, column) and (end_line, end_column) <= last
+    )
+
+
+def _is_alone(function: ast.FunctionDef, statement: ast.stmt) -> bool:
+    """Whether no other statement of a function begins or ends on the lines of this one."""
+    first, last = statement.lineno, statement.end_lineno or 0
+    return all(
+        other is statement
+        or (other.end_lineno or 0) < first
+        or other.lineno > last
+        or (other.lineno < first and any(n is statement for n in ast.walk(other)))
+        for other in _own_statements(function.body)
+    )
+
+
+def asks(node: ast.AST) -> bool:
+    """Whether Python asks for a truth in the midst of an expression, or leaves a value aside while it does."""
+    if isinstance(node, ast.Compare):
+        return len(node.ops) > 1
+    return isinstance(node, (ast.BoolOp, ast.IfExp, ast.NamedExpr, ast.ListComp, ast.SetComp, ast.DictComp,
+                             ast.GeneratorExp)) or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not))
+
+
+def _seen_from(loop: ast.While, number: int, negated: bool) -> Decision | None:
+    """Returns the loop whose turns begin at a statement of the body, an `if` one way of which leaves it."""
+    statement = loop.body[number]
+    assert isinstance(statement, ast.If)
+    leaves = [_leaves(statement.body), _leaves(statement.orelse)]
+    if leaves[0] is leaves[1] or any(isinstance(n, ast.Continue) for s in loop.body for n in ast.walk(s)):
+        return None
+    test: ast.expr = ast.UnaryOp(ast.Not(), statement.test) if leaves[0] else statement.test
+    ends: list[ast.stmt] = [ast.If(ast.UnaryOp(ast.Not(), loop.test), [ast.Break()], [])]
+    if isinstance(loop.test, ast.Constant) and loop.test.value:
+        ends = []
+    body = [*(statement.orelse if leaves[0] else statement.body), *loop.body[number + 1 :], *ends, *loop.body[:number]]
+    return Decision(ast.While(test, body or [ast.Pass()], []), negated is not leaves[0])
+
+
+def _is_left(loop: ast.For, branch: ast.If) -> bool:
+    """Whether an `if` in the body of a loop over a range does nothing but leave it, and nothing else ends a turn."""
+    numbers, body = loop.iter, loop.body
+    if not isinstance(numbers, ast.Call) or not isinstance(numbers.func, ast.Name) or numbers.func.id != "range":
+        return False
+    if isinstance(branch.test, (ast.BoolOp, ast.Compare)) and is_chain(branch.test) and asks(branch.test):
+        return False  # behind one part the next would be asked
+    if not isinstance(loop.target, ast.Name) or numbers.keywords or loop.orelse or branch.orelse:
+        return False
+    if len(branch.body) != 1 or not isinstance(branch.body[0], ast.Break) or not 1 <= len(numbers.args) <= 3:
+        return False
+    if any(isinstance(n, (ast.Continue, ast.Return)) for s in body for n in ast.walk(s)):
+        return False
+    changed = assigned_names(body) | {loop.target.id}
+    if loop.target.id in assigned_names(body):
+        return False
+    return all(_is_whole(a) or (isinstance(a, ast.Name) and a.id not in changed) for a in numbers.args) and (
+        len(numbers.args) < 3 or _is_whole(numbers.args[2])
+    )
+
+
+def _is_whole(node: ast.expr) -> bool:
+    """Whether this is a whole number, written out."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        node = node.operand
+    return isinstance(node, ast.Constant) and type(node.value) is int
+
+
+def _leaves(body: list[ast.stmt]) -> bool:
+    return bool(body) and isinstance(body[-1], (ast.Break, ast.Return, ast.Raise))
+
+
+def _extent(node: Any) -> tuple[int, int, int, int]:
+    return node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
+
+
+def _own_statements(body: list[ast.stmt]) -> list[ast.stmt]:
+    """Returns all statements of a body but those of functions and classes defined there."""
+    found: list[ast.stmt] = []
+    for statement in body:
+        found.append(statement)
+        if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            for part in ast.iter_child_nodes(statement):
+                if isinstance(part, ast.stmt):
+                    found += _own_statements([part])
+                elif isinstance(part, (ast.ExceptHandler, ast.match_case)):
+                    found += _own_statements(part.body)
+    return found
+
+
+def assigned_names(statements: list[Any]) -> set[str]:
+    """Returns the names that statements assign to, those of functions and comprehensions inside apart."""
+    names: set[str] = set()
+    ahead: list[Any] = list(statements)
+    while ahead:
+        node = ahead.pop()
+        if isinstance(node, ast.Name):
+            if not isinstance(node.ctx, ast.Load):
+                names.add(node.id)
+        elif not isinstance(node, (ast.Lambda, ast.FunctionDef, ast.ListComp, ast.SetComp, ast.DictComp,
+                                   ast.GeneratorExp)):
+            ahead.extend(ast.iter_child_nodes(node))
+    return names
+
+
+def is_read(statements: list[ast.stmt], name: str) -> bool:
+    """Returns whether statements look at what a name holds."""
+    return any(
+        (isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load))
+        or (isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and node.target.id == name)
+        for statement in statements
+        for node in ast.walk(statement)
+    )
+
+
+def asks_identity(code: CodeType, namespace: dict[str, Any]) -> bool:
+    """Returns whether a function asks if two values are the same object, neither of which it names as a constant."""
+    function = function_of(code, namespace)
+    return isinstance(function, ast.FunctionDef) and any(
+        isinstance(op, (ast.Is, ast.IsNot)) and not any(isinstance(v, ast.Constant) for v in (left, right))
+        for node in ast.walk(function) if isinstance(node, ast.Compare)
+        for left, op, right in zip([node.left, *node.comparators], node.ops, node.comparators, strict=False)
+    )  # fmt: skip
