@@ -28,7 +28,6 @@ from tracer.location import mark_entry
 from tracer.merge import merge
 from tracer.private import context
 from tracer.recorder import Recorder
-from tracer.recursion import reword
 from tracer.trace import Trace
 
 # With fewer operations a launch, following may well cost more than it saves.
@@ -245,9 +244,6 @@ def run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
         return function(*args, **kwargs)
     except Returned as returned:
         return returned.value
-    except RecursionError as error:
-        reword(error)
-        raise
 
 
 mark_entry(run.__code__)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from coexec import account, sizes
-from coexec.runtime import following, segments
+from coexec.runtime import following, pauses, segments
 
 
 @contextlib.contextmanager
@@ -45,14 +45,16 @@ def trust_compiled() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def always_follow() -> Iterator[None]:
-    """Has all calls followed, also of functions for which that does not pay."""
-    before = account.doubtful, sizes.few
+def always_follow(paused: bool = False) -> Iterator[None]:
+    """Has the clock decide nothing: all calls are followed, and pauses of Python cut no segment, but where `paused`."""
+    before = account.doubtful, sizes.few, pauses.timed
     account.doubtful = sizes.few = math.inf
+    if not paused:
+        pauses.timed = ()
     try:
         yield
     finally:
-        account.doubtful, sizes.few = before
+        account.doubtful, sizes.few, pauses.timed = before
 
 
 def count_events(function: Any) -> int:

@@ -35,13 +35,13 @@ def trusted(request):
 
 @pytest.fixture(autouse=True)
 def always_followed(request):
-    """No call runs plainly because it took longer than another, but where that is what is tested (mark `clocked`)."""
+    """The clock decides nothing, but where that is what is tested (marks `clocked` and `paused`)."""
     if request.node.get_closest_marker("clocked"):
         yield
         return
     from coexec import testing  # imports TensorFlow, which is not to be before the lines above
 
-    with testing.always_follow():
+    with testing.always_follow(paused=request.node.get_closest_marker("paused") is not None):
         yield
 
 

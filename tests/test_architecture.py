@@ -19,7 +19,7 @@ TRACER = [
     ["lazy"],
     ["inputs"],
     ["intercept", "effects"],
-    ["answers", "recursion"],
+    ["answers"],
     ["library"],
     ["nodedef"],
     ["graph", "rebuild"],

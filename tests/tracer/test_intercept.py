@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tracer import intercept
 from tracer.intercept import handling, hold, installed, release
+from tracer.lazy import LazyTensor
 from tracer.private import constant_op, context, pywrap_tfe
 
 X = tf.constant([1.0, 2.0])
@@ -20,7 +21,8 @@ HOOKED = [(module, name) for module, name, _, _ in intercept._HOOKS]
 def unhooked():
     """Nobody else holds the hooks meanwhile; a test leaves them as it found them."""
     gc.collect()
-    others = intercept._holders  # tensors that earlier tests have left alive
+    others = intercept._holders  # tensors that earlier tests have left alive, as tracebacks keep them
+    alive = [each for each in gc.get_objects() if isinstance(each, LazyTensor)]  # and none of them ends meanwhile
     for _ in range(others):
         release()
     functions = [getattr(module, name) for module, name in HOOKED]
@@ -29,6 +31,7 @@ def unhooked():
     assert [getattr(module, name) for module, name in HOOKED] == functions
     for _ in range(others):
         hold()
+    del alive
 
 
 class Answers:

@@ -3,6 +3,7 @@
 import _thread
 import re
 import threading
+import time
 
 import keras
 import numpy as np
@@ -296,11 +297,19 @@ def test_ctrl_c():
     keras.utils.set_random_seed(3)
     model, x = prepare(mlp(), False), {"x": dataset().repeat()}
     fit(model, x=x, steps_per_epoch=40)
-    timer = threading.Timer(0.3, _thread.interrupt_main)
-    timer.start()
+    stats = model.train_function.stats
+    before = stats().calls
+
+    def interrupt():
+        while stats().calls < before + 3:
+            time.sleep(0.01)
+        _thread.interrupt_main()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
     with pytest.raises(KeyboardInterrupt):
         fit(model, x=x, steps_per_epoch=10**6)
-    timer.join()
+    thread.join()
     steps = int(model.optimizer.iterations)
     assert steps > 240 + 8
     keras.utils.set_random_seed(3)
