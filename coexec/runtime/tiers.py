@@ -14,7 +14,11 @@ from dataclasses import dataclass, field
 from coexec.compile.choices import Choice, keep, recall
 from coexec.compile.executable import Executable
 
-TRIALS = 5  # launches of each that are measured, in turns, after one each that is not
+# Launches of each that are measured, in turns, after one each that is not: as many as it takes for one backend to be
+# faster in four pairs of five, as other programs on the machine make any launch slow. The choice is kept for later.
+TRIALS = 5
+MOST = 25
+CLEAR = 0.8
 
 # XLA is preferred only if it is faster by more than what a busy machine makes of equal code.
 MARGIN = 0.95
@@ -96,11 +100,13 @@ class Compiled:
         if rival is None or graph is None:
             return None
         self._times[executable is rival].append(seconds)
-        if len(self._times[1]) <= TRIALS:
+        pairs = list(zip(*self._times, strict=False))[1:]
+        faster = sum(its < MARGIN * mine for mine, its in pairs)
+        if len(pairs) < TRIALS or (len(pairs) < MOST and max(faster, len(pairs) - faster) < CLEAR * len(pairs)):
             return None
-        ours, theirs = (1000 * statistics.median(times[1:]) for times in self._times)
+        ours, theirs = (1000 * statistics.median(times) for times in zip(*pairs, strict=True))
         self.rival = None
-        if theirs < MARGIN * ours:
+        if 2 * faster > len(pairs):
             self.executable = rival
             choice = Choice("xla", f"XLA is faster than the graph: {theirs:.2f} ms a launch against {ours:.2f}")
         else:

@@ -32,7 +32,7 @@ COMPARED_CALLS = 5
 EARLY_CALLS = 20  # that are timed from the first on, with whatever is learnt, traced and compiled in them
 STEADY_CALLS = 10  # calls that are all followed, with nothing compiled, before the measurement starts
 STEADY_SECONDS = 2.0  # that they take at least, for what is compiled only once it has taken some time
-LONGEST_WARM_UP = 30.0  # seconds, for compilers that work in the background
+LONGEST_WARM_UP = 120.0  # seconds, for compilers that work in the background, beside the calls: XLA takes 40 for a GPT
 LONGEST_CATCH_UP = 5.0  # seconds, for the calls of the others meanwhile
 WARM_UP_CALLS = 100  # where nothing will ever be followed
 

@@ -6,6 +6,7 @@ import sys
 import textwrap
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -54,7 +55,7 @@ def backends(fn):
     return found
 
 
-def settled(fn, *args, calls=3 + 2 * (tiers.TRIALS + 1)):
+def settled(fn, *args, calls=3 + 2 * (tiers.MOST + 1)):
     """Makes calls until nothing more is going to change, and returns their results."""
     results = [fn(*args).numpy() for _ in range(3)]
     assert background.wait(120)
@@ -91,6 +92,32 @@ def test_the_faster_backend_stays(slow, winner, monkeypatch):
     assert backends(fn) == [winner]
     (cause,) = [c for c in fn._controller.ledger.causes if c.kind is Kind.BACKEND]
     assert cause.text.startswith("XLA is faster" if winner == "xla" else "the graph is no slower")
+
+
+TIMES = {
+    "clearly": ([2, 2, 2, 2, 2], [1, 1, 1, 1, 1], "xla"),
+    "clearly not": ([1, 1, 1, 1, 1], [1, 1, 1, 1, 1], "graph"),
+    "but for one moment": ([2, 2, 2, 2, 2], [1, 1, 9, 1, 1], "xla"),
+    "after two bad moments": ([2, 2, 2, 2, 2, 2, 2, 2, 2, 2], [9, 1, 9, 1, 1, 1, 1, 1, 1, 1], "xla"),
+    "never clearly": ([2, 2, 2, 2, 2] * 5, [1, 1, 1, 3, 3] * 5, "xla"),
+    "never clearly, and mostly not": ([2, 2, 2, 2, 2] * 5, [1, 1, 3, 3, 3] * 5, "graph"),
+}
+
+
+@pytest.mark.parametrize("name", TIMES)
+def test_moments_of_a_busy_machine(name):
+    """The competition goes on until one backend is the faster in four pairs of five, or it has lasted long."""
+    graph, rival = (SimpleNamespace(backend=b, name=name, outputs=()) for b in ("graph", "xla"))
+    compiled = tiers.Compiled(graph)
+    compiled.compete(rival, on_cpu=True)
+    ours, theirs, winner = TIMES[name]
+    left = [9.0, *ours], [9.0, *theirs]  # the first pair does not count
+    for number, pair in enumerate(zip(*left, strict=True)):
+        for executable, took in zip((graph, rival), pair, strict=True):
+            assert compiled.next() is executable, f"decided after {number} pairs"
+            reason = compiled.took(executable, took)
+    assert reason is not None
+    assert (compiled.rival, compiled.executable.backend) == (None, winner)
 
 
 def test_compiling_changes_nothing_of_the_programs():
