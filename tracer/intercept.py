@@ -340,6 +340,17 @@ _HOOKS += [
     )
 ]
 
+# A class among them, whose names are not to be had as a dictionary.
+_CACHE = context._EagerTensorCache
+_put = _CACHE.put
+
+
+def _put_hook(self: Any, key: Any, value: Any) -> None:
+    """Keeps lazy tensors out of what gradient functions keep for later: there they would hold the hooks for good."""
+    if type(value) is not LazyTensor:
+        _put(self, key, value)
+
+
 # By module: what is there without hooks, and with them.
 _ORIGINALS: list[tuple[dict[str, Any], dict[str, Any]]] = []
 _HOOKED: list[tuple[dict[str, Any], dict[str, Any]]] = []
@@ -362,6 +373,7 @@ def hold() -> None:
     global _holders
     with _lock:
         if not installed():  # in this order, an interrupt in between leaves nothing that lasts
+            _CACHE.put = _put_hook
             for names, hooks in _HOOKED:
                 names.update(hooks)
         _holders += 1
@@ -373,6 +385,7 @@ def release() -> None:
     with _lock:
         _holders -= 1
         if _holders == 0:
+            _CACHE.put = _put
             for names, originals in _ORIGINALS:
                 names.update(originals)
 

@@ -20,7 +20,7 @@ from tracer.inputs import input_enum
 from tracer.intercept import handling, record_on_tapes
 from tracer.lazy import LazyTensor
 from tracer.op import Signature, signature_of
-from tracer.private import EagerTensor, context, record
+from tracer.private import EagerTensor, record
 from tracer.spec import Spec
 from tracer.stage import Stage
 
@@ -50,9 +50,6 @@ def unwatched(work: Callable[[], Any]) -> Any:
             found.append(work())
         except (Refused, Exception) as error:
             found.append(error)
-        finally:
-            for cache in (context.context().ones_rank_cache(), context.context().zeros_cache()):
-                cache.flush()  # gradient functions keep tensors there, for everybody
 
     thread = threading.Thread(target=run, name="coexec-gradients")
     thread.start()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import coexec
 from tracer import intercept
 from tracer.intercept import handling, hold, installed, release
 from tracer.lazy import LazyTensor
@@ -223,6 +224,28 @@ def test_hooks_without_a_handler_change_nothing():
         assert program() == expected
     finally:
         release()
+
+
+def test_gradient_functions_keep_no_lazy_tensors():
+    """What TensorFlow keeps for later gradients is its own: a lazy tensor there would hold the hooks for good."""
+    step = coexec.function(lambda x: gradient(x, lambda: tf.reduce_sum(x * 2.0)))
+    step(X)
+    caches = context.context().ones_rank_cache(), context.context().zeros_cache()
+    for cache in caches:
+        cache.flush()
+    for _ in range(3):
+        np.testing.assert_array_equal(step(X), [2.0, 2.0])
+    assert step.stats().followed == 3
+    assert not any(isinstance(kept, LazyTensor) for cache in caches for kept in cache._data.values())
+    gc.collect()
+    assert not installed()
+
+
+def gradient(x, compute):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = compute()
+    return tape.gradient(y, x)
 
 
 def test_the_result_of_a_flat_and_a_nested_operation():
