@@ -87,10 +87,19 @@ def input_enum(signature: Signature, i: int, args: tuple[Any, ...], value: Any) 
                     return int(item._datatype_enum())
     if value is None or has_tensors(value):
         return None
+    natural = natural_enum(value)
     for definition in signature.definition.attr:
-        if definition.name == attr and definition.HasField("default_value") and _is_integer(value):
-            return int(definition.default_value.type)
-    return natural_enum(value)
+        if definition.name == attr and definition.HasField("default_value"):
+            default = int(definition.default_value.type)
+            if natural != default and isinstance(value, (np.ndarray, np.generic)) and _gives(signature, attr):
+                return None  # sometimes it is the one and sometimes the other, and the result shows which
+            return default if _is_integer(value) else natural
+    return natural
+
+
+def _gives(signature: Signature, attr: str) -> bool:
+    """Returns whether a result has the dtype that this attribute says."""
+    return any(arg.type_attr == attr for arg in signature.definition.output_arg)
 
 
 def has_tensors(value: Any) -> bool:

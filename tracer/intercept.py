@@ -105,9 +105,12 @@ def _settle_runs(inputs: Any) -> None:
 
 
 def device_in_scope() -> str | None:
-    """Returns the name of the device in scope; None where there is one device only."""
+    """Returns the name of the device in scope; None where there is one device only, or none yet.
+
+    TensorFlow looks for devices with its first operation, before which the call itself may say which are to be seen.
+    """
     ctx = context.context()
-    return ctx.device_name if len(ctx.devices()) > 1 else None
+    return ctx.device_name if ctx._initialized and len(ctx.devices()) > 1 else None
 
 
 def _placed(handler: Handler) -> bool:
