@@ -144,7 +144,7 @@ def test_a_zero_that_tensorflow_keeps_with_another_sign():
 
 @pytest.mark.parametrize(("name", "jit_compile"), MODES)
 def test_operations_that_the_fast_path_refuses(name, jit_compile):
-    """An operation that TensorFlow issues a second time, with a float for a whole number, gives a tensor, not a list."""
+    """An operation that TensorFlow issues a second time, with a float for an integer, gives a tensor, not a list."""
 
     def program(x):
         bounds = tf.quantization.fake_quant_with_min_max_args(x)
