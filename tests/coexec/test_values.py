@@ -152,3 +152,17 @@ def test_operations_that_the_fast_path_refuses(name, jit_compile):
         return bounds * 2.0, given
 
     compare(program, [(tf.constant([0.5, -1.25, 7.0]) * n,) for n in range(6)], jit_compile, follows=5)
+
+
+@pytest.mark.parametrize(("name", "jit_compile"), MODES)
+def test_lists_of_several_dtypes_under_a_tape(name, jit_compile):
+    """A number in a list of values, each with a dtype of its own, is what TensorFlow makes of it, on tapes, too."""
+
+    def program(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            whole, part = tf.io.decode_csv(tf.strings.join([["1,2"], ["5"]], "."), [0, 0.5])
+            y = x * part * tf.cast(whole, tf.float32)
+        return y, tape.gradient(y, x)
+
+    compare(program, [(tf.constant([0.5, -1.25]) * n,) for n in range(6)], jit_compile, follows=5)
