@@ -152,6 +152,14 @@ def shape_like(tensor: Any) -> Const | None:
     return Const(np.asarray(tensor._numpy_internal()))
 
 
+def array_of(value: Any) -> Any:
+    """Returns a tensor's values, or an array as it is.
+
+    NumPy asks a tensor for them, too, but takes no scalar of a dtype that is not its own, such as bfloat16.
+    """
+    return np.asarray(value.numpy() if isinstance(value, tf.Tensor) else value)
+
+
 def small(value: Any) -> bool:
     """Returns whether a Python value may be a constant by its size."""
     if type(value) is int or type(value) is float:
