@@ -110,10 +110,10 @@ class Cursor:
 
     def fits(self, step: Step, op: str, inputs: tuple[Any, ...], attrs: tuple[Any, ...] | None) -> bool:
         """Returns whether an operation is this step, and notes the feeds that it adds if so."""
-        if step.op != op or (step.checked and step.frames != call_stack()[0]):
+        if step.op != op or step.fast is not (attrs is None) or (step.checked and step.frames != call_stack()[0]):
             return False
         if step.host:
-            return step.node.entry == ("fast" if attrs is None else "execute")  # type: ignore[union-attr]
+            return True
         if attrs is None:
             attrs = inputs[step.arity :]
         pair = None

@@ -120,15 +120,20 @@ def _template(node: Node, count: int) -> Any:
     return ()
 
 
+def _given(const: Const) -> Any:
+    """Returns a constant for TensorFlow, which might choose another dtype for an array than it had as a tensor."""
+    return intercept.make_constant(const.value, None) if isinstance(const.value, np.ndarray) else const.value
+
+
 def folded_variant(node: Node, parts: tuple[Any, ...]) -> Variant | None:
     """Returns what comes of constants alone, after running the operation on them; None if values are to come."""
     signature = signature_of(node.op)
     assert signature is not None
     if node.entry != "fast" or signature.stateful or not all(isinstance(p, Const) for p in _flat(parts)):
         return None
-    inputs = [[p.value for p in part] if isinstance(part, tuple) else part.value for part in parts]
     with intercept.handling(None):
         try:
+            inputs = [[*map(_given, part)] if isinstance(part, tuple) else _given(part) for part in parts]
             result = intercept.run_fast(node.op, None, (*inputs, *node.attrs))
         except Exception:  # it fails with these values: the running program shall see how
             return None

@@ -90,7 +90,7 @@ class Step:
 
     __slots__ = (
         "arity", "assertion", "attrs", "checked", "consts", "depth", "draws", "early", "end", "exact", "executables",
-        "external", "first", "frames", "host", "hot", "lists", "live", "next", "node", "notes", "op", "outputs",
+        "external", "fast", "first", "frames", "host", "hot", "lists", "live", "next", "node", "notes", "op", "outputs",
         "parent", "pattern", "pause", "plain", "regions", "risky", "seeded", "single", "slots", "specs", "tape",
         "variant", "visits",
     )  # fmt: skip
@@ -126,6 +126,7 @@ class Step:
         self.live = (parent.live if parent is not None else 0) + (variant is not None and not variant.folded)
         self.single = variant is not None and variant.template == -1
         self.arity = len(slots)
+        self.fast = node is not None and node.entry == "fast"  # the other way gives its results in another form
         self.attrs = node.attrs if node is not None and op is not None else ()
         self.exact = _needs_exact_attrs(self.attrs)
         self.host = node is not None and op is not None and node.host is not None

@@ -87,10 +87,19 @@ def input_enum(signature: Signature, i: int, args: tuple[Any, ...], value: Any) 
                     return int(item._datatype_enum())
     if value is None or has_tensors(value):
         return None
+    natural = natural_enum(value)
     for definition in signature.definition.attr:
-        if definition.name == attr and definition.HasField("default_value") and _is_integer(value):
-            return int(definition.default_value.type)
-    return natural_enum(value)
+        if definition.name == attr and definition.HasField("default_value"):
+            default = int(definition.default_value.type)
+            if natural != default and isinstance(value, (np.ndarray, np.generic)) and _gives(signature, attr):
+                return None  # sometimes it is the one and sometimes the other, and the result shows which
+            return default if _is_integer(value) else natural
+    return natural
+
+
+def _gives(signature: Signature, attr: str) -> bool:
+    """Returns whether a result has the dtype that this attribute says."""
+    return any(arg.type_attr == attr for arg in signature.definition.output_arg)
 
 
 def has_tensors(value: Any) -> bool:
@@ -141,6 +150,14 @@ def shape_like(tensor: Any) -> Const | None:
     if tensor._datatype_enum() not in INTEGERS or tensor._num_elements() > MAX_SHAPE:
         return None
     return Const(np.asarray(tensor._numpy_internal()))
+
+
+def array_of(value: Any) -> Any:
+    """Returns a tensor's values, or an array as it is.
+
+    NumPy asks a tensor for them, too, but takes no scalar of a dtype that is not its own, such as bfloat16.
+    """
+    return np.asarray(value.numpy() if isinstance(value, tf.Tensor) else value)
 
 
 def small(value: Any) -> bool:

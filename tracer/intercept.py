@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from tracer import seeds
 from tracer.handler import Handler
-from tracer.inputs import python_spec
+from tracer.inputs import Unsupported, python_spec
 from tracer.lazy import LazyTensor, has_lazy, unwrap
 from tracer.op import FINALIZERS, Signature, complete_attrs, signature_of
 from tracer.private import EagerTensor, constant_op, context, ops, pywrap_tfe, record
@@ -105,9 +105,12 @@ def _settle_runs(inputs: Any) -> None:
 
 
 def device_in_scope() -> str | None:
-    """Returns the name of the device in scope; None where there is one device only."""
+    """Returns the name of the device in scope; None where there is one device only, or none yet.
+
+    TensorFlow looks for devices with its first operation, before which the call itself may say which are to be seen.
+    """
     ctx = context.context()
-    return ctx.device_name if len(ctx.devices()) > 1 else None
+    return ctx.device_name if ctx._initialized and len(ctx.devices()) > 1 else None
 
 
 def _placed(handler: Handler) -> bool:
@@ -200,7 +203,11 @@ def run_fast(op: str, name: Any, args: tuple[Any, ...]) -> Any:
 def _tensor(value: Any, signature: Signature, i: int, args: tuple[Any, ...]) -> Any:
     if isinstance(value, EagerTensor):
         return value
-    return _convert_to_eager_tensor(unwrap(value), context.context(), python_spec(signature, i, args, value).dtype)
+    try:
+        dtype = python_spec(signature, i, args, value).dtype
+    except Unsupported:  # of a list of several dtypes, say: it has its own
+        dtype = None
+    return _convert_to_eager_tensor(unwrap(value), context.context(), dtype)
 
 
 def record_on_tapes(op: str, attrs: tuple[Any, ...], inputs: list[Any], outputs: list[Any]) -> None:

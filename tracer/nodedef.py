@@ -158,7 +158,8 @@ def _derived(recipe: _Recipe, inputs: list[Any], given: dict[str, Any]) -> dict[
     for name, value in sorted(python, key=lambda item: not isinstance(item[1], (np.ndarray, np.generic))):
         if name not in derived:
             default = next((d for n, _, d in recipe.attrs if n == name), None)
-            integers = np.asarray(value).dtype.kind in "iu" or np.size(value) == 0
+            array = isinstance(value, np.ndarray)  # it has the dtype that it had as a tensor
+            integers = not array and (np.asarray(value).dtype.kind in "iu" or np.size(value) == 0)
             derived[name] = default.type if default is not None and integers else natural_enum(value)
     return derived
 

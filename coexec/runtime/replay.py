@@ -202,6 +202,8 @@ def _constant(const: Const, step: Step, *path: int) -> Any:
         spec = spec_of_constant(step, *path)
         if spec is not None:
             return make_constant(value, spec.dtype)
+        if isinstance(value, np.ndarray):  # of the dtype that it had as a tensor; TensorFlow may choose another
+            return make_constant(value, None)
     return value
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tracer.graph import is_variable_op
+from tracer.inputs import array_of
 from tracer.intercept import make_constant
 from tracer.nodedef import Symbol, outputs_of, write_operation
 from tracer.op import signature_of
@@ -73,7 +74,7 @@ def write(
 
     def fed(array: Any, enum: int) -> str:
         name = f"input_{len(arrays)}"
-        arrays[name] = np.asarray(array)
+        arrays[name] = array_of(array)
         node = definition.node.add(name=name, op="Placeholder")
         node.attr["dtype"].type = enum
         return name

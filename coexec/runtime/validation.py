@@ -12,6 +12,7 @@ import tensorflow as tf
 from coexec.compile.executable import Executable
 from coexec.runtime.pending import Pending
 from coexec.runtime.replay import replay
+from tracer.inputs import array_of
 from tracer.intercept import handling, make_constant
 from tracer.private import context, record
 from tracer.seeds import Pair, settled
@@ -116,7 +117,7 @@ def _nudged(tensor: Any, numbers: np.random.Generator) -> Any:
     """Returns a tensor of floats with each value up to some units of its last place away; any other as it is."""
     if tensor.dtype not in DIGIT:
         return tensor
-    array = np.asarray(tensor)
+    array = array_of(tensor)
     wide = array.astype(np.float64) * (1.0 + 4.0 * DIGIT[tensor.dtype] * numbers.uniform(-1.0, 1.0, array.shape))
     return make_constant(wide.astype(array.dtype), tensor.dtype)
 
@@ -146,7 +147,7 @@ def _difference(eager: Any, compiled: Any, shaken: list[Any]) -> str | None:
         return f"{eager.dtype.name}{list(eager.shape)} one by one, {compiled.dtype.name}{list(compiled.shape)} compiled"
     if eager.dtype in (tf.string, tf.variant, tf.resource):
         return None
-    one, other = np.asarray(eager), np.asarray(compiled)
+    one, other = array_of(eager), array_of(compiled)
     with np.errstate(all="ignore"):
         same = one == other
         if eager.dtype.is_floating or eager.dtype.is_complex:
@@ -155,10 +156,10 @@ def _difference(eager: Any, compiled: Any, shaken: list[Any]) -> str | None:
             one, other = one.astype(wide), other.astype(wide)
             finite = np.abs(one[np.isfinite(one)])
             scale = finite.max() if finite.size else 0.0
-            noise = max([np.abs(np.asarray(s).astype(wide) - one).max(initial=0.0) for s in shaken], default=0.0)
+            noise = max([np.abs(array_of(s).astype(wide) - one).max(initial=0.0) for s in shaken], default=0.0)
             same |= np.abs(one - other) <= tolerance * (np.abs(one) + scale) / 2 + MARGIN * noise
             same |= np.isnan(one) & np.isnan(other)
-        elif any(not np.array_equal(one, np.asarray(s)) for s in shaken):
+        elif any(not np.array_equal(one, array_of(s)) for s in shaken):
             return None  # which of two it is was decided by rounding
     wrong = int(same.size - np.count_nonzero(same))
     if 100 * wrong <= TIES * same.size:

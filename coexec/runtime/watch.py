@@ -12,7 +12,7 @@ import tensorflow as tf
 from coexec.runtime.reproduction import SCRIPT, Unwritable, write
 from tracer import intercept
 from tracer.graph import is_variable_op
-from tracer.inputs import settle
+from tracer.inputs import array_of, settle
 from tracer.location import Location, call_stack
 from tracer.nodedef import grouped
 from tracer.op import plain_name, signature_of
@@ -187,7 +187,7 @@ def _is_float(dtype: Any) -> bool:
 
 def _floats(tensor: Any) -> Any:
     """Returns the numbers of a tensor of floats; None for any other."""
-    return np.asarray(tensor) if isinstance(tensor, tf.Tensor) and _is_float(tensor.dtype) else None
+    return array_of(tensor) if isinstance(tensor, tf.Tensor) and _is_float(tensor.dtype) else None
 
 
 def _behind(handle: Any) -> Any:
@@ -196,7 +196,7 @@ def _behind(handle: Any) -> Any:
     if not held or not _is_float(held[0][0]):
         return None
     with intercept.handling(None), record.stop_recording():
-        return np.asarray(tf.raw_ops.ReadVariableOp(resource=handle, dtype=held[0][0]))
+        return array_of(tf.raw_ops.ReadVariableOp(resource=handle, dtype=held[0][0]))
 
 
 def _flat(given: Any) -> list[Any]:
@@ -212,7 +212,7 @@ def _as_array(value: Any) -> Any:
     """Returns an input as an array; None for what has no numbers."""
     if not isinstance(value, tf.Tensor):
         value = intercept.make_constant(value, None)
-    return None if value.dtype in (tf.resource, tf.variant, tf.string) else np.asarray(value)
+    return None if value.dtype in (tf.resource, tf.variant, tf.string) else array_of(value)
 
 
 def _describe(value: Any) -> str:

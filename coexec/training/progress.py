@@ -6,11 +6,11 @@ import sys
 import time
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from coexec.api import functions
+from tracer.inputs import array_of
 
 INTERVAL = 0.1  # seconds between two looks of the line
 
@@ -76,5 +76,5 @@ def _operations() -> tuple[int, int]:
 
 
 def _readable(value: Any) -> str:
-    number = np.asarray(value)
+    number = array_of(value)
     return f"{number.mean():.4g}" if number.dtype.kind in "fiub" and number.size else str(value)

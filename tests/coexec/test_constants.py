@@ -53,6 +53,37 @@ def test_dtypes(operation, jit):
     assert fn.stats().launches > 0, fn.explain()
 
 
+RANGES = {
+    "longer than what is folded": lambda i: tf.range(300, dtype=tf.int64),
+    "of another length each time": lambda i: tf.range(3 + i, dtype=tf.int64) + 1,
+    "long, of another length": lambda i: tf.range(300 + i % 2, dtype=tf.int64) + 1,
+    "floats": lambda i: tf.range(24, dtype=tf.float32),
+    "floats of another length": lambda i: tf.range(3 + i, dtype=tf.float32) * 0.5,
+    "doubles": lambda i: tf.range(0.0, 1.0, 0.1 * (1 + i % 2), dtype=tf.float64),
+    "whole numbers of NumPy's": lambda i: tf.range(np.int64(5 + i % 2)),
+    "as many as a shape says": lambda i: tf.range(tf.shape(tf.zeros((3 + i % 2, 200)), out_type=tf.int64)[i % 2]),
+    "scalars as they are": lambda i: tf.raw_ops.Range(start=np.int64(0), limit=np.int64(300), delta=np.int64(1)),
+    "arrays as they are": lambda i: tf.raw_ops.Range(start=0, limit=np.asarray(300.0 + i % 3), delta=np.asarray(1)),
+    "complex arrays as they are": lambda i: tf.signal.fft(np.arange(4) * (1.0 + i)),
+}
+
+
+@pytest.mark.parametrize("jit", [True, False])
+@pytest.mark.parametrize("name", RANGES)
+def test_ranges(name, jit):
+    """Operations on constants alone take the dtype that these had as tensors, where TensorFlow has a default, too."""
+
+    def program(function):
+        @function
+        def step(i):
+            return RANGES[name](i), tf.abs(RANGES[name](i))
+
+        return step
+
+    fn = run_both(program, CALLS, jit_compile=jit)
+    assert fn.stats().followed == len(CALLS) - 1
+
+
 @pytest.mark.parametrize("jit", MODES)
 def test_constants_that_variables_hold(jit):
     """XLA merges no constants that come by way of a variable, and keeps the sign of zero."""

@@ -373,6 +373,29 @@ def test_devices_inside_the_call():
     assert ran.stdout.strip() == "[('CPU:1', 'CPU:0'), ('CPU:1', 'CPU:1')] True", ran.stderr[-2000:]
 
 
+FIRST = """
+import tensorflow as tf
+import coexec
+
+@coexec.function
+def step(x):
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    if tf.config.get_logical_device_configuration(cpu) is None:
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    with tf.device("CPU:1"):
+        y = tf.constant(x) * 2.0
+    return y, tf.constant(x) + 1.0
+
+print({tuple(f"{float(t)} on {t.device[-5:]}" for t in step(1.0)) for _ in range(5)}, step.stats().followed > 0)
+"""
+
+
+def test_the_first_operation_of_a_process():
+    """A call may issue the first operation of all, before which it may still say which devices there are to be."""
+    ran = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, timeout=120, check=False)
+    assert ran.stdout.strip() == "{('2.0 on CPU:1', '2.0 on CPU:0')} True", ran.stderr[-2000:]
+
+
 def test_under_run_functions_eagerly():
     """Under `run_functions_eagerly` the results are the same."""
     fn = coexec.function(doubled)

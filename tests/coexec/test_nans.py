@@ -226,6 +226,7 @@ REPRODUCED = {
     "a list": lambda x, v: tf.concat([x, tf.math.log(x - 1.0)], 0),
     "attributes": lambda x, v: tf.nn.conv1d(tf.math.log(x[None, :, None] - 1.0), tf.ones([2, 1, 1]), 1, "SAME"),
     "half precision": lambda x, v: tf.math.log(tf.cast(x - 5.0, tf.bfloat16)),
+    "a half precision scalar": lambda x, v: tf.math.log(tf.cast(x[0] - 5.0, tf.bfloat16)),
     "complex": lambda x, v: tf.cast(x, tf.complex64) / tf.cast(x - x, tf.complex64),
     "a Python number": lambda x, v: x / 0.0,
     "an addition to a variable": lambda x, v: v.assign_add(x * 3e38),

@@ -280,6 +280,24 @@ def test_state_is_left_as_it_was(backend):
     assert step.stats().launches > 5
 
 
+def test_scalars_of_dtypes_that_numpy_does_not_have(backend):
+    """A loss, and a variable, of half the digits are compared like any other."""
+
+    def make(decorate):
+        v = tf.Variable(tf.constant(1.0, tf.bfloat16))
+
+        @decorate
+        def step(x):
+            v.assign(v * 0.5 + tf.reduce_max(tf.cast(x, tf.bfloat16)))
+            return v * 2.0, tf.cast(tf.reduce_max(x) * 0.25, tf.dtypes.experimental.float8_e4m3fn)
+
+        return step
+
+    step = compared(backend, make=make)
+    assert step.stats().validated == 1
+    assert step.stats().launches > 5
+
+
 def test_failures(backend):
     """An operation that fails in the first launch of all fails as eagerly; later calls are launched."""
 

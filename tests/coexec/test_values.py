@@ -140,3 +140,29 @@ def test_a_zero_that_tensorflow_keeps_with_another_sign():
         function = run_both(make, [(i,) for i in range(6)])
     assert (function.stats().followed, function.stats().imperative) == (5, 0)
     assert function.stats().launches > 0
+
+
+@pytest.mark.parametrize(("name", "jit_compile"), MODES)
+def test_operations_that_the_fast_path_refuses(name, jit_compile):
+    """An operation that TensorFlow issues a second time, with a float for an integer, gives a tensor, not a list."""
+
+    def program(x):
+        bounds = tf.quantization.fake_quant_with_min_max_args(x)
+        given = [tf.quantization.fake_quant_with_min_max_args(x, *pair) for pair in ((-6, 6), (-6.0, 6.0))]
+        return bounds * 2.0, given
+
+    compare(program, [(tf.constant([0.5, -1.25, 7.0]) * n,) for n in range(6)], jit_compile, follows=5)
+
+
+@pytest.mark.parametrize(("name", "jit_compile"), MODES)
+def test_lists_of_several_dtypes_under_a_tape(name, jit_compile):
+    """A number in a list of values, each with a dtype of its own, is what TensorFlow makes of it, on tapes, too."""
+
+    def program(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            whole, part = tf.io.decode_csv(tf.strings.join([["1,2"], ["5"]], "."), [0, 0.5])
+            y = x * part * tf.cast(whole, tf.float32)
+        return y, tape.gradient(y, x)
+
+    compare(program, [(tf.constant([0.5, -1.25]) * n,) for n in range(6)], jit_compile, follows=5)

@@ -91,7 +91,8 @@ class State:
 
     def contents(self, failed):
         """All that can be compared; where an operation `failed` and nobody caught it, Python may have run on."""
-        layers = {name: (layer.variables, getattr(layer, "seen", 0)) for name, layer in self.layers.items()}
+        seen = {name: 0 if failed else getattr(layer, "seen", 0) for name, layer in self.layers.items()}
+        layers = {name: (layer.variables, seen[name]) for name, layer in self.layers.items()}
         variables = self.v, self.alias, self.m, self.variables, self.generator.state, self.seeds.state
         optimizer = self.optimizer and self.optimizer.variables
         table = sorted(zip(*(part.numpy().tolist() for part in self.table.export()), strict=True))

@@ -350,7 +350,8 @@ def step(x):
     return total * 2.0
 training = coexec.loop([tf.constant(1.0)] * 40, epochs=2)
 for x in training:
-    training.show(loss=step(x))
+    loss = step(x)
+    training.show(loss=loss, half=tf.cast(loss, tf.bfloat16))
     time.sleep(0.01)
 """
 
