@@ -97,14 +97,14 @@ def _behind_the_steps(model: keras.Model) -> Callable[[], Any]:
 
 def _at_once(model: keras.Model, audience: Audience) -> Callable[..., Any]:
     """Returns `train_on_batch` or `test_on_batch`, whose caller looks at what came of it: within a callback, too."""
-    original = getattr(type(model), f"{audience.phase}_on_batch")
+    original = getattr(type(model), f"{audience.phase}_on_batch").__get__(model)
 
     @functools.wraps(original)
     def run(*args: Any, **kwargs: Any) -> Any:
         before = audience.listens, audience.apart
         audience.listens, audience.apart = True, False
         try:
-            return original(model, *args, **kwargs)
+            return original(*args, **kwargs)
         finally:
             audience.listens, audience.apart = before
 

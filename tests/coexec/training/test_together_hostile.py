@@ -102,9 +102,12 @@ def an_index():
 
 @pytest.mark.parametrize(
     ("failure", "backend"),
-    [(a_label, "graph"), (a_label, "xla"), (a_check, "xla"), (an_index, "graph")],
+    [
+        (a_label, "graph"), (an_index, "graph"),
+        pytest.param(a_label, "xla", marks=pytest.mark.slow), pytest.param(a_check, "xla", marks=pytest.mark.slow),
+    ],
     ids=lambda v: getattr(v, "__name__", v),
-)
+)  # fmt: skip
 def test_a_step_that_fails(failure, backend):
     """State is that of the line that failed, error and callbacks are eager's, and all goes on; `evaluate` as well."""
     build, good, bad, message = failure()
