@@ -1,5 +1,6 @@
 """What is set before TensorFlow is imported, and where the programs of the corpus write their files."""
 
+import gc
 import os
 import tempfile
 
@@ -19,6 +20,16 @@ def files_of_programs(tmp_path_factory):
     before, tempfile.tempdir = tempfile.tempdir, str(tmp_path_factory.mktemp("programs"))
     yield
     tempfile.tempdir = before
+
+
+@pytest.fixture(scope="session", autouse=True)
+def lasting_objects_set_apart():
+    """No collection looks through TensorFlow and the test modules: that takes half a second, and tests ask for many."""
+    import coexec  # noqa: F401 (what is imported now is set apart)
+
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
@@ -64,6 +65,7 @@ def accelerate(model: Model, *, jit_compile: Literal["auto"] | bool = "auto", re
             setattr(model, f"{name}_function", None)
             if audience is None or loop is None:
                 continue
+            setattr(model, f"{name}_on_batch", _at_once(model, audience))
             if _is_keras_own(model, loop) and _is_keras_own(model, "get_metrics_result"):
                 setattr(model, loop, _watched(model, loop, audience))
     if _is_keras_own(model, "get_metrics_result"):
@@ -91,6 +93,22 @@ def _behind_the_steps(model: keras.Model) -> Callable[[], Any]:
         return keras.Model.get_metrics_result(model)
 
     return get_metrics_result
+
+
+def _at_once(model: keras.Model, audience: Audience) -> Callable[..., Any]:
+    """Returns `train_on_batch` or `test_on_batch`, whose caller looks at what came of it: within a callback, too."""
+    original = getattr(type(model), f"{audience.phase}_on_batch").__get__(model)
+
+    @functools.wraps(original)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        before = audience.listens, audience.apart
+        audience.listens, audience.apart = True, False
+        try:
+            return original(*args, **kwargs)
+        finally:
+            audience.listens, audience.apart = before
+
+    return run
 
 
 def _watched(model: keras.Model, loop: str, audience: Audience) -> Callable[..., Any]:

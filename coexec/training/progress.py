@@ -29,7 +29,10 @@ class Bar:
         if shown:
             text = "{task.description} {task.fields[rate]} {task.fields[values]}"
             columns = [BarColumn(20), MofNCompleteColumn(), TextColumn(text), TimeRemainingColumn()]
-            self._bar = Progress(*columns, console=Console(stderr=True), auto_refresh=False)
+            # What the program prints goes above the bar, where that is a terminal, too; a file or pipe keeps it.
+            above = sys.stdout is not None and sys.stdout.isatty()
+            console = Console(stderr=True)
+            self._bar = Progress(*columns, console=console, auto_refresh=False, redirect_stdout=above)
             self._task = self._bar.add_task("", total=total, completed=done, rate="", values="")
         self._done = self._drawn_at = done
         self._drawn = time.monotonic()

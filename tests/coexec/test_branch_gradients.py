@@ -202,21 +202,3 @@ def test_a_tape_that_is_asked_later(backend):
         assert_same(grads[0], grads[2], rtol=1e-5, atol=1e-6)
         assert_same(grads[1], grads[3], rtol=1e-5, atol=1e-6)
     assert fn.stats().decisions_on_device > 0
-
-
-def test_a_jacobian(backend):
-    """Which traces what it asks of each element."""
-
-    def function(x):
-        v = tf.stack([x, x * 2.0, -x])
-        with tf.GradientTape() as tape:
-            tape.watch(v)
-            w = v * 1.0
-            if x > 3.0:
-                w = w * w
-            else:
-                w = tf.sin(w) * 3.0
-            w = w * 2.0
-        return tape.jacobian(w, v)
-
-    same(function, INPUTS[:6], backend)

@@ -548,30 +548,6 @@ def test_a_tape_is_told_of_every_operation(backend):
     same(function, INPUTS, backend, on_device=False)
 
 
-def test_a_debugger_sees_each_line():
-    """Where somebody traces lines, Python decides; afterwards nobody does."""
-    lines = []
-
-    def tracing(frame, event, arg):
-        if event == "line" and frame.f_code is with_else.__code__:
-            lines.append(frame.f_lineno - with_else.__code__.co_firstlineno)
-        return tracing
-
-    fn = coexec.function(with_else, control_flow=True)
-    for args in INPUTS:
-        fn(*args)
-        assert sys.gettrace() is None
-    before = fn.stats().decisions_on_device
-    assert before > 0
-    sys.settrace(tracing)
-    try:
-        fn(tf.constant(1.0))
-    finally:
-        sys.settrace(None)
-    assert lines == [1, 2, 5]
-    assert fn.stats().decisions_on_device == before
-
-
 def test_errors_behind_a_branch_tell_their_line(backend):
     """Tracebacks are the program's own."""
 

@@ -594,21 +594,6 @@ def test_what_does_not_fit_turns_in_python(function, on_device, backend):
         assert "turns in Python" in fn.explain()
 
 
-def test_a_tape_that_watches(backend):
-    """Gradients through as many turns as there were."""
-
-    def function(x):
-        w = tf.constant(1.05)
-        with tf.GradientTape() as tape:
-            tape.watch([x, w])
-            y = x
-            while y < 100.0:
-                y = y * w + 5.0
-        return y, tape.gradient(y, [x, w])
-
-    same(function, TRIPS, backend)
-
-
 def test_another_tape_outside(backend):
     """The caller's tape sees every turn."""
     w = tf.Variable(1.05)

@@ -82,8 +82,6 @@ def in_calls(case):
         delattr(case, case._testMethodName)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)  # `test_exceptions` raises and collects garbage by the thousand
 @pytest.mark.parametrize("name", MODULES)
 def test_outcomes_are_plain_ones(name):
     """Test by test; at least nine in ten of the calls are followed to their end, or fail as plain ones do."""

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import coexec
 from coexec import testing
+from tests.coexec.test_branches import INPUTS, with_else
 from tests.coexec.test_control_flow import outcome, same
 from tests.marks import needs_places
 from tests.snapshots import assert_same, snapshot
@@ -18,9 +19,6 @@ pytestmark = [
     needs_places,
     pytest.mark.usefixtures("eager_to_stage"),
 ]
-
-# Scalars on both sides of 0 and 5, either first.
-INPUTS = [(tf.constant(float(v)),) for v in (1, -1, 7, -3, 6, 0, 5, 2, -8, 9)]
 
 
 # On the device.
@@ -658,16 +656,17 @@ def test_an_exception_on_the_way(backend, monkeypatch):
     assert float(y) in (12.0, 22.0)
 
 
-def test_a_debugger_sees_each_line():
-    """Where somebody traces lines, Python decides; afterwards nobody does."""
+@pytest.mark.parametrize(("function", "expected"), [(conditional, [1, 2]), (with_else, [1, 2, 5])])
+def test_a_debugger_sees_each_line(function, expected):
+    """Where somebody traces lines, Python decides, branches as well as expressions; afterwards nobody does."""
     lines = []
 
     def tracing(frame, event, arg):
-        if event == "line" and frame.f_code is conditional.__code__:
-            lines.append(frame.f_lineno - conditional.__code__.co_firstlineno)
+        if event == "line" and frame.f_code is function.__code__:
+            lines.append(frame.f_lineno - function.__code__.co_firstlineno)
         return tracing
 
-    fn = coexec.function(conditional, control_flow=True)
+    fn = coexec.function(function, control_flow=True)
     for args in INPUTS:
         fn(*args)
         assert sys.gettrace() is None
@@ -678,7 +677,7 @@ def test_a_debugger_sees_each_line():
         fn(tf.constant(1.0))
     finally:
         sys.settrace(None)
-    assert lines == [1, 2]
+    assert lines == expected
     assert fn.stats().decisions_on_device == before
 
 

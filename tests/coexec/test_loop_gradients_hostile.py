@@ -140,23 +140,37 @@ def test_a_tape_that_is_asked_later(backend):
     assert fn.stats().decisions_on_device > 0
 
 
-def test_a_jacobian(backend):
-    """Which traces what it asks of each element."""
+def squares_or_sines(w):
+    if w[0] > 3.0:
+        w = w * w
+    else:
+        w = tf.sin(w) * 3.0
+    return w
+
+
+def growing(w):
+    while tf.reduce_max(w) < 100.0:
+        if tf.reduce_sum(w) > 30.0:
+            w = w * 1.5 + tf.sin(w)
+        else:
+            w = w + 20.0 + w * w * 0.01
+    return w
+
+
+@pytest.mark.parametrize(
+    ("deciding", "inputs"), [(squares_or_sines, scalars(1, -1, 7, -3, 6, 0)), (growing, scalars(10, 20, 3, 70, 30, 5))]
+)
+def test_a_jacobian(deciding, inputs, backend):
+    """Which traces what it asks of each element, through branches and loops."""
 
     def function(x):
         v = tf.stack([x, x * 2.0, -x])
         with tf.GradientTape() as tape:
             tape.watch(v)
-            w = v * 1.0
-            while tf.reduce_max(w) < 100.0:
-                if tf.reduce_sum(w) > 30.0:
-                    w = w * 1.5 + tf.sin(w)
-                else:
-                    w = w + 20.0 + w * w * 0.01
-            w = w * 2.0
+            w = deciding(v * 1.0) * 2.0
         return tape.jacobian(w, v)
 
-    same(function, scalars(10, 20, 3, 70, 30, 5), backend)
+    same(function, inputs, backend)
 
 
 def test_a_gradient_inside_another_tape(backend):

@@ -33,7 +33,7 @@ def mlp(*extra, model=keras.Sequential):
     return model(inputs, x) if model is not keras.Sequential else keras.Model(inputs, x)
 
 
-def prepare(model, eager, **options):
+def prepare(model, eager, backend=None, **options):
     """Compiles a model to run eagerly, or accelerates it."""
     given = {
         "optimizer": keras.optimizers.Adam(0.01),
@@ -43,7 +43,7 @@ def prepare(model, eager, **options):
     if eager:
         model.compile(**{**given, **options}, run_eagerly=True)
         return model
-    assert coexec.accelerate(model) is model
+    assert coexec.accelerate(model, jit_compile=False if backend == "graph" else "auto") is model
     model.compile(**{**given, **options})
     return model
 
