@@ -16,6 +16,7 @@ import tensorflow as tf
 from coexec.compile import machine_code
 from coexec.compile.environment import digest
 from coexec.lowering.emit import Emitter
+from coexec.lowering.fold import fold
 from coexec.lowering.outline import outline
 from coexec.lowering.plan import Plan
 from coexec.lowering.randomness import words_of
@@ -36,6 +37,8 @@ _UNNAMED = _NAME.format("0" * 32)
 # an LSTM's (9) 0.87, and a GPT's (109) 1.16.
 FINE_GRAIN = 1 << 14
 
+folding = True
+
 
 class Executable:
     """A segment, ready to launch: `backend` is "xla" or "graph"."""
@@ -48,7 +51,10 @@ class Executable:
         self._words = () if plan.words is None else (plan.words,)  # what is fed besides, for seeds
         self.ops = plan.live
         emitter = Emitter(plan, checks=backend == "xla", name=_UNNAMED)
-        definition = emitter.build().definition
+        body = emitter.build()
+        folds = folding if backend == "xla" else False
+        self.folded = fold(body, emitter.functions, emitter.outside) if folds else 0  # operations that loops save
+        definition = body.definition
         self.checked = bool(emitter.predicates)
         self.count = len(definition.ret)
         parts = outline(emitter.body, emitter.outside) if emitter.outside else []

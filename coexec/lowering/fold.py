@@ -1,0 +1,448 @@
+"""Fold: operations that come again and again (`repeats`) become one loop, whose turns are compiled once.
+
+XLA takes 5 to 25 ms an operation, so a loop of Python's that is unrolled into a segment takes minutes at some hundred
+turns, with its gradient. What a turn takes is the same in each turn, or what the turn before has given, or one of
+several values from outside, which are stacked: the turns of a gradient take the stacks of the loop it is of, from
+behind. What is asked of each turn is stacked, too; a sum over all of them (`AddN`) is summed up in the loop, turn by
+turn, as XLA would: it may add up in another order than the kernel, which rounds otherwise.
+
+What has state, reads or writes variables, or is not XLA's stays outside: a turn with that in it is none. For XLA only.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from coexec.lowering.body import Body
+from coexec.lowering.kinds import SLIDING, Operations, source_of
+from coexec.lowering.repeats import Repeat
+from tracer.block import COUNT, LOOP
+from tracer.nodedef import Symbol
+from tracer.spec import Spec, intern_spec
+
+# Operations that a loop must save.
+LEAST = 32
+
+# Bytes: larger variables are not stacked, which would copy them all in each launch.
+MAX_COPIED = 1 << 12
+
+# A tensor of a turn: the place of its operation in the turn, and which of its outputs it is.
+Tensor = tuple[int, int]
+
+
+def fold(body: Body, functions: list[Body], fixed: set[str]) -> int:
+    """Puts what comes again and again in a function into loops; returns how many operations are fewer.
+
+    The loops' bodies are added to `functions`. The nodes named in `fixed` stay outside.
+    """
+    operations = Operations(body, fixed)
+    repeats = [repeat for repeat in operations.sequence.repeats(LEAST) if _is_cheap(operations, repeat)]
+    if repeats:
+        _Folding(body, functions, operations, repeats).carry_out()
+    return sum((r.turns - 1) * r.period for r in repeats)
+
+
+def _is_cheap(operations: Operations, repeat: Repeat) -> bool:
+    """Whether no large variables need to be stacked for it."""
+    for place, turn in enumerate(repeat.sources):
+        for k, source in enumerate(turn):
+            if source.lag == -1 and operations.specs[operations.inputs[repeat.start + place][k]].size > MAX_COPIED:
+                names = {operations.inputs[n][k] for n in range(repeat.start + place, repeat.end, repeat.period)}
+                makers = [operations.makers.get(name) for name in names]
+                if len(names) > 1 and any(m and operations.nodes[m[0]].op == "ReadVariableOp" for m in makers):
+                    return False
+    return True
+
+
+@dataclass(eq=False)
+class _Turns:
+    """A repeat on its way to become a loop."""
+
+    repeat: Repeat
+    read: dict[Tensor, set[int]] = field(default_factory=dict)  # of which turns each tensor is asked for outside
+    summed: dict[Tensor, None] = field(default_factory=dict)  # tensors of which the sum over all turns is asked for
+    results: dict[Any, Symbol] = field(default_factory=dict)  # what the loop gives: ("rows" | "last" | "sum", tensor)
+
+    @property
+    def node(self) -> str:
+        """The name of the loop's node."""
+        return source_of(next(iter(self.results.values())).name)
+
+
+class _Folding:
+    """One function's folding: all is written down anew, with loops in the places of what comes again."""
+
+    def __init__(self, body: Body, functions: list[Body], operations: Operations, repeats: list[Repeat]) -> None:
+        self.body = body
+        self.functions = functions
+        self.of = operations
+        self.loops = {repeat.start: _Turns(repeat) for repeat in repeats}
+        self.home = {
+            k: (turns, *divmod(k - start, turns.repeat.period))
+            for start, turns in self.loops.items() for k in range(start, turns.repeat.end)
+        }  # fmt: skip
+        self.renamed: dict[str, str] = {}
+        self.stacks: dict[tuple[str, ...], Symbol] = {}
+
+    def carry_out(self) -> None:
+        """Writes the function anew."""
+        of, body = self.of, self.body
+        for turns in self.loops.values():
+            self._ask(turns)
+        body.restart(list(of.constants.values()))
+        at = 0
+        while at < len(of.nodes):
+            turns = self.loops.get(at)
+            if turns is None:
+                self._node(at)
+                at += 1
+            else:
+                self._loop(turns)
+                at = turns.repeat.end
+        for result, name in of.definition.ret.items():
+            body.definition.ret[result] = self._name(name)
+        body.drop_unused_constants()
+
+    # What is asked of loops.
+
+    def _element(self, name: str) -> tuple[_Turns, Tensor, int] | None:
+        """Returns whose tensor this is, which one of a turn, and of which turn, if it is one of a loop's."""
+        maker = self.of.makers.get(name)
+        found = self.home.get(maker[0]) if maker is not None else None
+        return None if found is None or maker is None else (found[0], (found[2], maker[1]), found[1])
+
+    def _sums(self, node: Any) -> dict[tuple[_Turns, Tensor], set[int]]:
+        """Returns which tensors, of all turns, an operation outside of loops sums up; with the places of its inputs."""
+        found: defaultdict[tuple[_Turns, Tensor], dict[int, int]] = defaultdict(dict)
+        if node.op == "AddN":
+            for place, name in enumerate(node.input):
+                element = self._element(name)
+                if element is not None:
+                    found[element[:2]][element[2]] = place
+        return {key: set(places.values()) for key, places in found.items() if len(places) == key[0].repeat.turns}
+
+    def _ask(self, turns: _Turns) -> None:
+        repeat = turns.repeat
+        for k in range(repeat.start, repeat.end):
+            number, place = divmod(k - repeat.start, repeat.period)
+            for port, name in enumerate(self.of.outputs[k]):
+                tensor = place, port
+                for user in self.of.users[name]:
+                    if repeat.start <= user < repeat.end:
+                        continue
+                    outside = user >= 0 and user not in self.home
+                    if outside and (turns, tensor) in self._sums(self.of.nodes[user]):
+                        turns.summed[tensor] = None
+                    else:
+                        turns.read.setdefault(tensor, set()).add(number)
+
+    # Outside of loops.
+
+    def _node(self, place: int) -> None:
+        node, body = self.of.nodes[place], self.body
+        sums = self._sums(node)
+        if sums:
+            left = [n for k, n in enumerate(node.input) if not any(k in places for places in sums.values())]
+            terms = [*(t.results["sum", tensor] for t, tensor in sums), *(self._symbol(name) for name in left)]
+            total = terms[0] if len(terms) == 1 else body.add("AddN", [terms], (), [terms[0].spec])[0]
+            self.renamed[self.of.outputs[place][0]] = total.name
+            return
+        if node.op == "Pack" and any(self._element(name) for name in node.input):
+            axis, stacked = int(node.attr["axis"].i), self.stack(list(node.input))
+            rank = len(stacked.spec.shape)
+            self.renamed[self.of.outputs[place][0]] = self._moved(stacked, axis % rank).name
+            return
+        if node.op == "ConcatV2" and (joined := self._concatenated(node)) is not None:
+            self.renamed[self.of.outputs[place][0]] = joined.name
+            return
+        inputs = [self._name(name) for name in node.input if not name.startswith("^")]
+        behind = dict.fromkeys(self._behind(name[1:]) for name in node.input if name.startswith("^"))
+        body.copy(node, [*inputs, *behind])
+
+    def _behind(self, name: str) -> str:
+        """Returns what stands for a node as a control input."""
+        place = self.of.places.get(name)
+        if place is not None and place in self.home:
+            return f"^{self.home[place][0].node}"
+        given = self.of.outputs[place][:1] if place is not None else []
+        return f"^{source_of(self.renamed.get(given[0], name)) if given else name}"
+
+    def _name(self, name: str) -> str:
+        """Returns what a tensor is called now."""
+        element = self._element(name)
+        if element is not None and name not in self.renamed:
+            turns, tensor, number = element
+            if number == turns.repeat.turns - 1 and ("last", tensor) in turns.results:
+                self.renamed[name] = turns.results["last", tensor].name
+            else:
+                spec, rows = self.body.specs[name], turns.results["rows", tensor]
+                at = [rows, [number], [number + 1], [1]]
+                one = self.body.make("StridedSlice", at, spec.enum, spec.shape, shrink_axis_mask=1)
+                self.renamed[name] = one.name
+        return self.renamed.get(name, name)
+
+    def _symbol(self, name: str) -> Symbol:
+        now = self._name(name)
+        return Symbol(now, self.body.specs[now], "Identity", [])
+
+    # Stacks.
+
+    def stack(self, names: list[str]) -> Symbol:
+        """Returns these tensors, of one shape and dtype, as the rows of one."""
+        key = tuple(names)
+        if key not in self.stacks:
+            body, pieces = self.body, self._pieces(names)
+            stacked, spec = pieces[0], self.body.specs[names[0]]
+            if len(pieces) > 1:
+                stacked = body.make("ConcatV2", [pieces, 0], spec.enum, (len(names), *spec.shape))
+            self.stacks[key] = stacked
+        return self.stacks[key]
+
+    def _row(self, name: str) -> tuple[Any, int]:
+        """Returns what a tensor is a row of, and which one; (None, 0) if it is none."""
+        element = self._element(name)
+        if element is not None:
+            turns, tensor, number = element
+            return (turns, tensor) if ("rows", tensor) in turns.results else None, number
+        maker = self.of.makers.get(name)
+        if maker is not None and self.of.nodes[maker[0]].op == "Unpack":
+            return (None, maker[0]), maker[1]
+        return None, 0
+
+    def _pieces(self, names: list[str]) -> list[Symbol]:
+        """Returns stacks that together are the stack of these tensors: rows in steps of a size, constants, the rest."""
+        rows, spec = [self._row(name) for name in names], self.body.specs[names[0]]
+        known = [source_of(name) in self.of.constants for name in names]
+        pieces, at = [], 0
+        while at < len(names):
+            (whole, first), until = rows[at], at + 1
+            if whole is None:
+                while until < len(names) and rows[until][0] is None and known[until] == known[at]:
+                    until += 1
+                if known[at]:
+                    values = np.stack([self.of.value(name) for name in names[at:until]])
+                    pieces.append(self.body.constant(values, spec.enum))
+                else:
+                    these = [self._symbol(name) for name in names[at:until]]
+                    pieces.append(self.body.make("Pack", [these], spec.enum, (len(these), *spec.shape)))
+            else:
+                step = rows[until][1] - first if until < len(names) and rows[until][0] == whole else 1
+                while step and until < len(names) and rows[until] == (whole, first + step * (until - at)):
+                    until += 1
+                pieces.append(self._rows(whole, first, step or 1, until - at, spec))
+            at = until
+        return pieces
+
+    def _rows(self, whole: Any, first: int, step: int, count: int, spec: Spec) -> Symbol:
+        """Returns some rows of what a loop gives, or of what is unpacked."""
+        body, (turns, tensor) = self.body, whole
+        if turns is not None:
+            rows = turns.results["rows", tensor]
+        else:
+            unpacked = self.of.nodes[tensor]
+            rows = self._symbol(unpacked.input[0])
+            axis = int(unpacked.attr["axis"].i) % len(rows.spec.shape)
+            rows = self._permuted(rows, [axis, *(n for n in range(len(rows.spec.shape)) if n != axis)])
+        if (first, step, count) == (0, 1, rows.spec.shape[0]):
+            return rows
+        end = first + step * count
+        at = [rows, [first], [max(end, 0)], [step]]
+        return body.make("StridedSlice", at, spec.enum, (count, *spec.shape), end_mask=int(end < 0))
+
+    def _permuted(self, value: Symbol, order: list[int]) -> Symbol:
+        if order == sorted(order):
+            return value
+        shape = tuple(value.spec.shape[n] for n in order)
+        return self.body.make("Transpose", [value, order], value.spec.enum, shape)
+
+    def _moved(self, rows: Symbol, axis: int) -> Symbol:
+        """Returns a stack along another axis than the first."""
+        others = list(range(1, len(rows.spec.shape)))
+        return self._permuted(rows, [*others[:axis], 0, *others[axis:]])
+
+    def _concatenated(self, node: Any) -> Symbol | None:
+        """Returns the tensors of loops' turns that an operation puts side by side; None if it takes none of them."""
+        *names, last = node.input
+        axis = self.of.value(last)
+        rows = [self._row(name) for name in names]
+        if axis is None or all(whole is None for whole, _ in rows):
+            return None
+        parts, at = [], 0
+        while at < len(names):
+            until, spec = at + 1, self.body.specs[names[at]]
+            while rows[at][0] is not None and until < len(names) and rows[until][0] == rows[at][0]:
+                until += 1
+            if until == at + 1:
+                parts.append(self._symbol(names[at]))
+            else:
+                along = int(axis) % len(spec.shape)
+                shape = list(spec.shape)
+                shape[along] *= until - at
+                part = self._moved(self.stack(names[at:until]), along)
+                parts.append(self.body.make("Reshape", [part, shape], spec.enum, tuple(shape)))
+            at = until
+        if len(parts) == 1:
+            return parts[0]
+        spec = self.body.specs[self.of.outputs[self.of.places[node.name]][0]]
+        return self.body.make("ConcatV2", [parts, int(axis)], spec.enum, spec.shape)
+
+    # Loops.
+
+    def _loop(self, turns: _Turns) -> None:
+        """Writes down a loop: its states, what it gives, and what each turn takes."""
+        body, of, repeat = self.body, self.of, turns.repeat
+        first, count = repeat.start, repeat.turns
+        states: dict[Any, Symbol] = {}  # what each variable of the loop begins with
+        inputs: dict[tuple[int, int], Any] = {}  # by operation of a turn and input: which of the variables it is
+        for place, sources in enumerate(repeat.sources):
+            for k, source in enumerate(sources):
+                names = [of.inputs[n][k] for n in range(first + place, repeat.end, repeat.period)]
+                if source.lag == 1:
+                    key: Any = "carried", (source.place, source.port), names[0]
+                    states[key] = self._symbol(names[0])
+                elif source.lag == 0:
+                    continue
+                elif len(set(names)) > 1:
+                    key = "stack", tuple(names)
+                    if ("stack", key[1][::-1]) in states or key[1][::-1] in self.stacks:  # taken from behind
+                        key = "back", key[1][::-1]
+                    elif self._is_backward(names):
+                        key = "back", key[1][::-1]
+                    states[key] = self.stack(list(key[1]))
+                elif source_of(names[0]) in of.constants:
+                    key = "constant", names[0]
+                else:
+                    key = "same", names[0]
+                    states[key] = self._symbol(names[0])
+                inputs[place, k] = key
+            slides = [of.slides.get(of.nodes[n].name) for n in range(first + place, repeat.end, repeat.period)]
+            begins = [slide[0] for slide in slides if slide is not None]
+            if any(begin != begins[0] for begin in begins):
+                states["begins", place] = body.constant(np.asarray(begins, np.int32), COUNT.enum)
+        for tensor in turns.summed:
+            spec = self._spec(turns, tensor)
+            zero = np.zeros((), spec.dtype.as_numpy_dtype)
+            states["sum", tensor] = self._filled(spec, -zero if spec.dtype.is_floating else zero)
+        carried = {key[1]: key for key in states if key[0] == "carried"}
+        for tensor, asked in turns.read.items():
+            spec = self._spec(turns, tensor)
+            if asked != {count - 1}:
+                rows = intern_spec(spec.enum, (count, *spec.shape))
+                states["rows", tensor] = self._filled(rows, np.zeros((), spec.dtype.as_numpy_dtype))
+            elif tensor not in carried:
+                states["last", tensor] = self._filled(spec, np.zeros((), spec.dtype.as_numpy_dtype))
+        variables = [body.constant(0, COUNT.enum), *states.values()]
+        specs = [v.spec for v in variables]
+        attrs = (
+            "T", [s.enum for s in specs], "cond", self._condition(specs, count),
+            "body", self._turn(turns, list(states), inputs, specs),
+            "output_shapes", [s.tensor_shape for s in specs], "parallel_iterations", 1,
+        )  # fmt: skip
+        given = dict(zip(states, body.add(LOOP, [variables], attrs, specs)[1:], strict=True))
+        turns.results.update({key: symbol for key, symbol in given.items() if key[0] in ("rows", "sum", "last")})
+        turns.results.update({("last", tensor): given[key] for tensor, key in carried.items()})
+        if not turns.results:
+            raise NotImplementedError("nothing is asked of a loop")
+
+    def _is_backward(self, names: list[str]) -> bool:
+        """Whether these tensors are mostly rows of something from behind."""
+        rows = [self._row(name) for name in names]
+        steps = [b[1] - a[1] for a, b in itertools.pairwise(rows) if a[0] is not None and a[0] == b[0]]
+        return sum(step < 0 for step in steps) > len(steps) / 2
+
+    def _spec(self, turns: _Turns, tensor: Tensor) -> Spec:
+        place, port = tensor
+        return self.body.specs[self.of.outputs[turns.repeat.start + place][port]]
+
+    def _filled(self, spec: Spec, value: Any) -> Symbol:
+        scalar = self.body.constant(value, spec.enum)
+        return self.body.make("Fill", [list(spec.shape), scalar], spec.enum, spec.shape) if spec.shape else scalar
+
+    def _function(self, kind: str, specs: list[Spec]) -> tuple[Body, list[Symbol]]:
+        body = Body(f"{self.body.definition.signature.name}_{kind}_{len(self.functions)}")
+        self.functions.append(body)
+        return body, [body.argument(spec) for spec in specs]
+
+    def _condition(self, specs: list[Spec], count: int) -> str:
+        body, (turned, *_) = self._function("condition", specs)
+        body.give(body.compare("Less", turned, count))
+        return str(body.definition.signature.name)
+
+    def _turn(self, turns: _Turns, keys: list[Any], inputs: dict[tuple[int, int], Any], specs: list[Spec]) -> str:
+        """Writes down the function of one turn; returns its name."""
+        body, (turned, *arguments) = self._function("turn", specs)
+        of, repeat = self.of, turns.repeat
+        given = dict(zip(keys, arguments, strict=True))
+        behind = body.make("Sub", [repeat.turns - 1, turned], COUNT.enum, ())
+        here: dict[Tensor, Symbol] = {}
+        for place in range(repeat.period):
+            node = of.nodes[repeat.start + place]
+            taken = []
+            for k, source in enumerate(repeat.sources[place]):
+                key = inputs.get((place, k))
+                if key is None:
+                    taken.append(here[source.place, source.port])
+                elif key[0] == "constant":
+                    taken.append(self._constant(body, key[1]))
+                elif key[0] in ("stack", "back"):
+                    taken.append(_row_of(body, given[key], turned if key[0] == "stack" else behind))
+                else:
+                    taken.append(given[key])
+            if ("begins", place) in given:
+                begin = _row_of(body, given["begins", place], turned)
+                here[place, 0] = self._slid(body, node, taken[0], begin)
+                continue
+            if node.name in of.slides:
+                left = iter(taken)
+                taken = [
+                    self._constant(body, name) if k in SLIDING[node.op] else next(left)
+                    for k, name in enumerate(node.input)
+                ]
+            specs = [self.body.specs[name] for name in of.outputs[repeat.start + place]]
+            for port, symbol in enumerate(body.copy(node, [value.name for value in taken], specs, "turn_")):
+                here[place, port] = symbol
+        body.give(body.make("AddV2", [turned, 1], COUNT.enum, ()))
+        for key, now in given.items():
+            value = now
+            if key[0] in ("carried", "last"):
+                value = here[key[1]]
+            elif key[0] == "sum":
+                value = body.make("AddV2", [now, here[key[1]]], now.spec.enum, now.spec.shape)
+            elif key[0] == "rows":
+                row = body.make("ExpandDims", [here[key[1]], 0], now.spec.enum, (1, *now.spec.shape[1:]))
+                value = body.make("XlaDynamicUpdateSlice", [now, row, _begin(body, turned, now)], now.spec.enum, now.spec.shape)
+            body.give(body.make("Identity", [value], value.spec.enum, value.spec.shape))
+        return str(body.definition.signature.name)
+
+    def _constant(self, body: Body, name: str) -> Symbol:
+        return body.constant(self.of.value(name), self.body.specs[name].enum)
+
+    def _slid(self, body: Body, node: Any, value: Symbol, begin: Symbol) -> Symbol:
+        """Adds an operation that takes, or makes, a part of a tensor that is elsewhere in each turn."""
+        sizes = self.of.slides[node.name][1]
+        spec = self.body.specs[self.of.outputs[self.of.places[node.name]][0]]
+        if node.op == "StridedSliceGrad":
+            zero = body.constant(np.zeros((), spec.dtype.as_numpy_dtype), spec.enum)
+            room = body.make("Fill", [list(spec.shape), zero], spec.enum, spec.shape)
+            part = body.make("Reshape", [value, sizes], spec.enum, tuple(sizes))
+            return body.make("XlaDynamicUpdateSlice", [room, part, begin], spec.enum, spec.shape)
+        part = body.make("XlaDynamicSlice", [value, begin, sizes], spec.enum, tuple(sizes))
+        return body.make("Reshape", [part, list(spec.shape)], spec.enum, spec.shape)
+
+
+def _begin(body: Body, number: Symbol, rows: Symbol) -> Symbol:
+    """Returns where a row begins."""
+    rank = len(rows.spec.shape)
+    return body.make("Pack", [[number, *[0] * (rank - 1)]], COUNT.enum, (rank,))
+
+
+def _row_of(body: Body, rows: Symbol, number: Symbol) -> Symbol:
+    """Returns one row of a stack."""
+    enum, shape = rows.spec.enum, rows.spec.shape[1:]
+    row = body.make("XlaDynamicSlice", [rows, _begin(body, number, rows), [1, *shape]], enum, (1, *shape))
+    return body.make("Reshape", [row, list(shape)], enum, shape)
