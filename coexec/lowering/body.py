@@ -81,7 +81,7 @@ class Body:
         return symbols
 
     def copy(self, node: Any, inputs: list[str], specs: list[Spec] | None = None, prefix: str = "") -> list[Symbol]:
-        """Adds a node of another function with other inputs; returns its outputs, whose specs are known if not given."""
+        """Adds a node of another function with other inputs; returns its outputs. Specs not given are known by name."""
         added = self._nodes.add()
         added.CopyFrom(node)
         added.name = f"{prefix}{node.name}"

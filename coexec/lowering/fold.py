@@ -13,27 +13,27 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from coexec.lowering.body import Body
-from coexec.lowering.kinds import SLIDING, Operations, source_of
+from coexec.lowering.emit import Emitter
+from coexec.lowering.kinds import Operations, source_of
+from coexec.lowering.plan import Plan
 from coexec.lowering.repeats import Repeat
-from tracer.block import COUNT, LOOP
+from coexec.lowering.turns import Tensor, Turns, Writer
+from tracer.block import COUNT
 from tracer.nodedef import Symbol
-from tracer.spec import Spec, intern_spec
+from tracer.spec import Spec
 
 # Operations that a loop must save.
 LEAST = 32
 
-# Bytes: larger variables are not stacked, which would copy them all in each launch.
+# Bytes: larger variables are not stacked, which would copy them all in each launch; nor is what is made one by one, for
+# turns that do not wait for each other.
 MAX_COPIED = 1 << 12
-
-# A tensor of a turn: the place of its operation in the turn, and which of its outputs it is.
-Tensor = tuple[int, int]
-
 
 def fold(body: Body, functions: list[Body], fixed: set[str]) -> int:
     """Puts what comes again and again in a function into loops; returns how many operations are fewer.
@@ -41,37 +41,52 @@ def fold(body: Body, functions: list[Body], fixed: set[str]) -> int:
     The loops' bodies are added to `functions`. The nodes named in `fixed` stay outside.
     """
     operations = Operations(body, fixed)
-    repeats = [repeat for repeat in operations.sequence.repeats(LEAST) if _is_cheap(operations, repeat)]
+    repeats = _repeats(operations)
     if repeats:
         _Folding(body, functions, operations, repeats).carry_out()
-    return sum((r.turns - 1) * r.period for r in repeats)
+    return _saved(repeats)
 
 
-def _is_cheap(operations: Operations, repeat: Repeat) -> bool:
-    """Whether no large variables need to be stacked for it."""
-    for place, turn in enumerate(repeat.sources):
-        for k, source in enumerate(turn):
+def savings(plan: Plan) -> int:
+    """Returns how many operations of a segment loops would save XLA."""
+    emitter = Emitter(plan, checks=True, name="counted")
+    return _saved(_repeats(Operations(emitter.build(), emitter.outside)))
+
+
+def _saved(repeats: list[Repeat]) -> int:
+    return sum((repeat.turns - 1) * repeat.period for repeat in repeats)
+
+
+def _repeats(operations: Operations) -> list[Repeat]:
+    found = operations.sequence.repeats(LEAST, lambda repeat: _is_cheap(operations, repeat, _is_read))
+    made = {place for repeat in found for place in range(repeat.start, repeat.end)}
+
+    def is_apart(operations: Operations, name: str) -> bool:
+        place, _ = operations.makers.get(name, (-1, 0))
+        unpacked = place >= 0 and operations.nodes[place].op == "Unpack"
+        return place not in made and not unpacked and source_of(name) not in operations.constants
+
+    def turns(repeat: Repeat) -> bool:
+        return any(source.lag == 1 for sources in repeat.sources for source in sources)
+
+    return [repeat for repeat in found if turns(repeat) or _is_cheap(operations, repeat, is_apart)]
+
+
+def _is_cheap(operations: Operations, repeat: Repeat, counts: Callable[[Operations, str], bool]) -> bool:
+    """Whether no large tensors that count need to be stacked for a loop."""
+    for place, sources in enumerate(repeat.sources):
+        for k, source in enumerate(sources):
             if source.lag == -1 and operations.specs[operations.inputs[repeat.start + place][k]].size > MAX_COPIED:
                 names = {operations.inputs[n][k] for n in range(repeat.start + place, repeat.end, repeat.period)}
-                makers = [operations.makers.get(name) for name in names]
-                if len(names) > 1 and any(m and operations.nodes[m[0]].op == "ReadVariableOp" for m in makers):
+                if len(names) > 1 and any(counts(operations, name) for name in names):
                     return False
     return True
 
 
-@dataclass(eq=False)
-class _Turns:
-    """A repeat on its way to become a loop."""
-
-    repeat: Repeat
-    read: dict[Tensor, set[int]] = field(default_factory=dict)  # of which turns each tensor is asked for outside
-    summed: dict[Tensor, None] = field(default_factory=dict)  # tensors of which the sum over all turns is asked for
-    results: dict[Any, Symbol] = field(default_factory=dict)  # what the loop gives: ("rows" | "last" | "sum", tensor)
-
-    @property
-    def node(self) -> str:
-        """The name of the loop's node."""
-        return source_of(next(iter(self.results.values())).name)
+def _is_read(operations: Operations, name: str) -> bool:
+    """Whether a tensor is a variable's value."""
+    place, _ = operations.makers.get(name, (-1, 0))
+    return place >= 0 and operations.nodes[place].op == "ReadVariableOp"
 
 
 class _Folding:
@@ -79,9 +94,9 @@ class _Folding:
 
     def __init__(self, body: Body, functions: list[Body], operations: Operations, repeats: list[Repeat]) -> None:
         self.body = body
-        self.functions = functions
+        self.writer = Writer(body, functions, operations)
         self.of = operations
-        self.loops = {repeat.start: _Turns(repeat) for repeat in repeats}
+        self.loops = {repeat.start: Turns(repeat) for repeat in repeats}
         self.home = {
             k: (turns, *divmod(k - start, turns.repeat.period))
             for start, turns in self.loops.items() for k in range(start, turns.repeat.end)
@@ -97,36 +112,39 @@ class _Folding:
         body.restart(list(of.constants.values()))
         at = 0
         while at < len(of.nodes):
-            turns = self.loops.get(at)
-            if turns is None:
+            if at in self.loops:
+                self._loop(self.loops[at])
+                at = self.loops[at].repeat.end
+            else:
                 self._node(at)
                 at += 1
-            else:
-                self._loop(turns)
-                at = turns.repeat.end
         for result, name in of.definition.ret.items():
             body.definition.ret[result] = self._name(name)
         body.drop_unused_constants()
 
     # What is asked of loops.
 
-    def _element(self, name: str) -> tuple[_Turns, Tensor, int] | None:
+    def _element(self, name: str) -> tuple[Turns, Tensor, int] | None:
         """Returns whose tensor this is, which one of a turn, and of which turn, if it is one of a loop's."""
         maker = self.of.makers.get(name)
         found = self.home.get(maker[0]) if maker is not None else None
         return None if found is None or maker is None else (found[0], (found[2], maker[1]), found[1])
 
-    def _sums(self, node: Any) -> dict[tuple[_Turns, Tensor], set[int]]:
+    def _sums(self, node: Any) -> dict[tuple[Turns, Tensor], set[int]]:
         """Returns which tensors, of all turns, an operation outside of loops sums up; with the places of its inputs."""
-        found: defaultdict[tuple[_Turns, Tensor], dict[int, int]] = defaultdict(dict)
+        found: defaultdict[tuple[Turns, Tensor], list[tuple[int, int]]] = defaultdict(list)
         if node.op == "AddN":
             for place, name in enumerate(node.input):
                 element = self._element(name)
                 if element is not None:
-                    found[element[:2]][element[2]] = place
-        return {key: set(places.values()) for key, places in found.items() if len(places) == key[0].repeat.turns}
+                    found[element[:2]].append((element[2], place))
+        every = {turns: list(range(turns.repeat.turns)) for turns, _ in found}
+        return {
+            key: {place for _, place in of}
+            for key, of in found.items() if sorted(number for number, _ in of) == every[key[0]]
+        }  # fmt: skip
 
-    def _ask(self, turns: _Turns) -> None:
+    def _ask(self, turns: Turns) -> None:
         repeat = turns.repeat
         for k in range(repeat.start, repeat.end):
             number, place = divmod(k - repeat.start, repeat.period)
@@ -293,61 +311,34 @@ class _Folding:
 
     # Loops.
 
-    def _loop(self, turns: _Turns) -> None:
+    def _loop(self, turns: Turns) -> None:
         """Writes down a loop: its states, what it gives, and what each turn takes."""
         body, of, repeat = self.body, self.of, turns.repeat
-        first, count = repeat.start, repeat.turns
         states: dict[Any, Symbol] = {}  # what each variable of the loop begins with
         inputs: dict[tuple[int, int], Any] = {}  # by operation of a turn and input: which of the variables it is
         for place, sources in enumerate(repeat.sources):
             for k, source in enumerate(sources):
-                names = [of.inputs[n][k] for n in range(first + place, repeat.end, repeat.period)]
+                names = [of.inputs[n][k] for n in range(repeat.start + place, repeat.end, repeat.period)]
                 if source.lag == 1:
                     key: Any = "carried", (source.place, source.port), names[0]
                     states[key] = self._symbol(names[0])
                 elif source.lag == 0:
                     continue
                 elif len(set(names)) > 1:
-                    key = "stack", tuple(names)
-                    if ("stack", key[1][::-1]) in states or key[1][::-1] in self.stacks:  # taken from behind
-                        key = "back", key[1][::-1]
-                    elif self._is_backward(names):
-                        key = "back", key[1][::-1]
-                    states[key] = self.stack(list(key[1]))
+                    back = tuple(reversed(names)) in self.stacks or self._is_backward(names)
+                    key = ("back", tuple(reversed(names))) if back else ("stack", tuple(names))
+                    states["stack", key[1]] = self.stack(list(key[1]))
                 elif source_of(names[0]) in of.constants:
                     key = "constant", names[0]
                 else:
                     key = "same", names[0]
                     states[key] = self._symbol(names[0])
                 inputs[place, k] = key
-            slides = [of.slides.get(of.nodes[n].name) for n in range(first + place, repeat.end, repeat.period)]
+            slides = [of.slides.get(of.nodes[n].name) for n in range(repeat.start + place, repeat.end, repeat.period)]
             begins = [slide[0] for slide in slides if slide is not None]
             if any(begin != begins[0] for begin in begins):
                 states["begins", place] = body.constant(np.asarray(begins, np.int32), COUNT.enum)
-        for tensor in turns.summed:
-            spec = self._spec(turns, tensor)
-            zero = np.zeros((), spec.dtype.as_numpy_dtype)
-            states["sum", tensor] = self._filled(spec, -zero if spec.dtype.is_floating else zero)
-        carried = {key[1]: key for key in states if key[0] == "carried"}
-        for tensor, asked in turns.read.items():
-            spec = self._spec(turns, tensor)
-            if asked != {count - 1}:
-                rows = intern_spec(spec.enum, (count, *spec.shape))
-                states["rows", tensor] = self._filled(rows, np.zeros((), spec.dtype.as_numpy_dtype))
-            elif tensor not in carried:
-                states["last", tensor] = self._filled(spec, np.zeros((), spec.dtype.as_numpy_dtype))
-        variables = [body.constant(0, COUNT.enum), *states.values()]
-        specs = [v.spec for v in variables]
-        attrs = (
-            "T", [s.enum for s in specs], "cond", self._condition(specs, count),
-            "body", self._turn(turns, list(states), inputs, specs),
-            "output_shapes", [s.tensor_shape for s in specs], "parallel_iterations", 1,
-        )  # fmt: skip
-        given = dict(zip(states, body.add(LOOP, [variables], attrs, specs)[1:], strict=True))
-        turns.results.update({key: symbol for key, symbol in given.items() if key[0] in ("rows", "sum", "last")})
-        turns.results.update({("last", tensor): given[key] for tensor, key in carried.items()})
-        if not turns.results:
-            raise NotImplementedError("nothing is asked of a loop")
+        self.writer.loop(turns, states, inputs)
 
     def _is_backward(self, names: list[str]) -> bool:
         """Whether these tensors are mostly rows of something from behind."""
@@ -355,94 +346,3 @@ class _Folding:
         steps = [b[1] - a[1] for a, b in itertools.pairwise(rows) if a[0] is not None and a[0] == b[0]]
         return sum(step < 0 for step in steps) > len(steps) / 2
 
-    def _spec(self, turns: _Turns, tensor: Tensor) -> Spec:
-        place, port = tensor
-        return self.body.specs[self.of.outputs[turns.repeat.start + place][port]]
-
-    def _filled(self, spec: Spec, value: Any) -> Symbol:
-        scalar = self.body.constant(value, spec.enum)
-        return self.body.make("Fill", [list(spec.shape), scalar], spec.enum, spec.shape) if spec.shape else scalar
-
-    def _function(self, kind: str, specs: list[Spec]) -> tuple[Body, list[Symbol]]:
-        body = Body(f"{self.body.definition.signature.name}_{kind}_{len(self.functions)}")
-        self.functions.append(body)
-        return body, [body.argument(spec) for spec in specs]
-
-    def _condition(self, specs: list[Spec], count: int) -> str:
-        body, (turned, *_) = self._function("condition", specs)
-        body.give(body.compare("Less", turned, count))
-        return str(body.definition.signature.name)
-
-    def _turn(self, turns: _Turns, keys: list[Any], inputs: dict[tuple[int, int], Any], specs: list[Spec]) -> str:
-        """Writes down the function of one turn; returns its name."""
-        body, (turned, *arguments) = self._function("turn", specs)
-        of, repeat = self.of, turns.repeat
-        given = dict(zip(keys, arguments, strict=True))
-        behind = body.make("Sub", [repeat.turns - 1, turned], COUNT.enum, ())
-        here: dict[Tensor, Symbol] = {}
-        for place in range(repeat.period):
-            node = of.nodes[repeat.start + place]
-            taken = []
-            for k, source in enumerate(repeat.sources[place]):
-                key = inputs.get((place, k))
-                if key is None:
-                    taken.append(here[source.place, source.port])
-                elif key[0] == "constant":
-                    taken.append(self._constant(body, key[1]))
-                elif key[0] in ("stack", "back"):
-                    taken.append(_row_of(body, given[key], turned if key[0] == "stack" else behind))
-                else:
-                    taken.append(given[key])
-            if ("begins", place) in given:
-                begin = _row_of(body, given["begins", place], turned)
-                here[place, 0] = self._slid(body, node, taken[0], begin)
-                continue
-            if node.name in of.slides:
-                left = iter(taken)
-                taken = [
-                    self._constant(body, name) if k in SLIDING[node.op] else next(left)
-                    for k, name in enumerate(node.input)
-                ]
-            specs = [self.body.specs[name] for name in of.outputs[repeat.start + place]]
-            for port, symbol in enumerate(body.copy(node, [value.name for value in taken], specs, "turn_")):
-                here[place, port] = symbol
-        body.give(body.make("AddV2", [turned, 1], COUNT.enum, ()))
-        for key, now in given.items():
-            value = now
-            if key[0] in ("carried", "last"):
-                value = here[key[1]]
-            elif key[0] == "sum":
-                value = body.make("AddV2", [now, here[key[1]]], now.spec.enum, now.spec.shape)
-            elif key[0] == "rows":
-                row = body.make("ExpandDims", [here[key[1]], 0], now.spec.enum, (1, *now.spec.shape[1:]))
-                value = body.make("XlaDynamicUpdateSlice", [now, row, _begin(body, turned, now)], now.spec.enum, now.spec.shape)
-            body.give(body.make("Identity", [value], value.spec.enum, value.spec.shape))
-        return str(body.definition.signature.name)
-
-    def _constant(self, body: Body, name: str) -> Symbol:
-        return body.constant(self.of.value(name), self.body.specs[name].enum)
-
-    def _slid(self, body: Body, node: Any, value: Symbol, begin: Symbol) -> Symbol:
-        """Adds an operation that takes, or makes, a part of a tensor that is elsewhere in each turn."""
-        sizes = self.of.slides[node.name][1]
-        spec = self.body.specs[self.of.outputs[self.of.places[node.name]][0]]
-        if node.op == "StridedSliceGrad":
-            zero = body.constant(np.zeros((), spec.dtype.as_numpy_dtype), spec.enum)
-            room = body.make("Fill", [list(spec.shape), zero], spec.enum, spec.shape)
-            part = body.make("Reshape", [value, sizes], spec.enum, tuple(sizes))
-            return body.make("XlaDynamicUpdateSlice", [room, part, begin], spec.enum, spec.shape)
-        part = body.make("XlaDynamicSlice", [value, begin, sizes], spec.enum, tuple(sizes))
-        return body.make("Reshape", [part, list(spec.shape)], spec.enum, spec.shape)
-
-
-def _begin(body: Body, number: Symbol, rows: Symbol) -> Symbol:
-    """Returns where a row begins."""
-    rank = len(rows.spec.shape)
-    return body.make("Pack", [[number, *[0] * (rank - 1)]], COUNT.enum, (rank,))
-
-
-def _row_of(body: Body, rows: Symbol, number: Symbol) -> Symbol:
-    """Returns one row of a stack."""
-    enum, shape = rows.spec.enum, rows.spec.shape[1:]
-    row = body.make("XlaDynamicSlice", [rows, _begin(body, number, rows), [1, *shape]], enum, (1, *shape))
-    return body.make("Reshape", [row, list(shape)], enum, shape)

@@ -28,6 +28,8 @@ _ANY = frozenset(
     """.split()  # noqa: SIM905
 )
 
+_INDICES = {("GatherV2", 1), ("GatherNd", 1), ("OneHot", 0)}
+
 # By operation: which inputs say which part of a tensor it takes, or makes.
 SLIDING = {"Slice": (1, 2), "StridedSlice": (1, 2, 3), "StridedSliceGrad": (0, 1, 2, 3)}
 
@@ -47,6 +49,7 @@ class Operations:
         # What reads a variable stands in front: all reads see what was there before the launch.
         self.nodes = sorted(nodes, key=lambda node: node.op != "ReadVariableOp")
         self.places = {node.name: place for place, node in enumerate(self.nodes)}
+        self.taken = {node.name: list(node.input) for node in self.nodes}
         self.outputs = [outputs_of(node) for node in self.nodes]
         self.makers = {name: (k, port) for k, names in enumerate(self.outputs) for port, name in enumerate(names)}
         self.slides = {n.name: slide for n in self.nodes if (slide := self._slide(n)) is not None}
@@ -54,7 +57,7 @@ class Operations:
         returned = set(definition.ret.values())
         self.users: defaultdict[str, list[int]] = defaultdict(list)  # by tensor, the places of what takes it
         for k, node in enumerate(self.nodes):
-            for name in node.input:
+            for name in self.taken[node.name]:
                 self.users[name].append(k)
         for name in returned:
             self.users[name].append(-1)
@@ -72,33 +75,35 @@ class Operations:
     def _inputs(self, node: Any) -> list[str]:
         """Returns the tensors that a node takes, but those that say which part it takes of another."""
         skipped = SLIDING[node.op] if node.name in self.slides else ()
-        return [name for k, name in enumerate(node.input) if k not in skipped and not name.startswith("^")]
+        return [n for k, n in enumerate(self.taken[node.name]) if k not in skipped and not n.startswith("^")]
 
     def _may_turn(self, place: int, node: Any, returned: set[str]) -> bool:
         signature = signature_of(node.op)
-        if signature is None or signature.definition.is_stateful or node.op in STRUCTURES or len(node.input) > _MANY:
+        taken, outputs = self.taken[node.name], self.outputs[place]
+        if signature is None or signature.definition.is_stateful or node.op in STRUCTURES or len(taken) > _MANY:
             return False
-        outputs = self.outputs[place]
-        if not outputs or any(name.startswith("^") for name in node.input) or not returned.isdisjoint(outputs):
+        if not outputs or any(name.startswith("^") for name in taken) or not returned.isdisjoint(outputs):
             return False
-        return not any(self.specs[name].enum in (RESOURCE, VARIANT) for name in (*node.input, *outputs))
+        return not any(self.specs[name].enum in (RESOURCE, VARIANT) for name in (*taken, *outputs))
 
     def _kind(self, place: int, node: Any) -> Any:
         """Returns what is equal for operations that may be one in several turns."""
         attrs = tuple(sorted([(name, value.SerializeToString()) for name, value in node.attr.items()]))
         slide = self.slides.get(node.name)
         skipped = () if slide is None else SLIDING[node.op]
+        positions = POSITIONS.get(node.op, ())
+        if node.op == "ConcatV2":  # behind a list
+            positions = (len(self.taken[node.name]) - 1,)
         taken = []
-        for k, name in enumerate(node.input):
+        for k, name in enumerate(self.taken[node.name]):
             if k in skipped:
                 continue
             spec, known = self.specs[name], source_of(name) in self.constants
-            if k in POSITIONS.get(node.op, ()):
-                taken.append((spec, name if known else "asked for"))
-            elif known and node.op not in _ANY and not (spec.dtype.is_floating or spec.dtype.is_complex):
-                taken.append((spec, name))
+            if k in positions:
+                taken.append((spec, name if known else place))  # a loop would hide from XLA what it finds out now
             else:
-                taken.append((spec, None))
+                free = spec.dtype.is_floating or spec.dtype.is_complex or node.op in _ANY or (node.op, k) in _INDICES
+                taken.append((spec, None if free or not known else name))
         given = tuple([self.specs[name] for name in self.outputs[place]])
         return node.op, attrs, tuple(taken), given, None if slide is None else tuple(slide[1])
 

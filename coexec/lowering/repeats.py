@@ -9,7 +9,7 @@ it is.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -61,22 +61,22 @@ class Sequence:
         self._makers = np.asarray(makers, np.int64)  # by tensor: the place of what makes it, -1 where that is outside
         self._ports = np.asarray(ports, np.int64)
 
-    def repeats(self, least: int) -> list[Repeat]:
+    def repeats(self, least: int, accepts: Callable[[Repeat], bool]) -> list[Repeat]:
         """Returns repeats that do not overlap, each of which saves at least so many operations, in order."""
         colours, found = self.colours.copy(), list[Repeat]()
-        while (best := self._best(colours, least)) is not None:
+        while (best := self._best(colours, least, accepts)) is not None:
             found.append(best)
             taken = range(best.start, best.end)
             colours[best.start : best.end] = [-2 - place for place in taken]  # equal to none
         return sorted(found, key=lambda repeat: repeat.start)
 
-    def _best(self, colours: Any, least: int) -> Repeat | None:
+    def _best(self, colours: Any, least: int, accepts: Callable[[Repeat], bool]) -> Repeat | None:
         best, most = None, least - 1
         for start, end, period in sorted(_stretches(colours), key=lambda s: s[0] - s[1] + s[2]):
             if end - start - period <= most:
                 break
             repeat = self._verified(start, end, period)
-            if repeat is not None and (saved := self._saved(repeat)) > most:
+            if repeat is not None and (saved := self._saved(repeat)) > most and accepts(repeat):
                 best, most = repeat, saved
         return best
 

@@ -16,6 +16,7 @@ from coexec import process
 from coexec.compile.background import background
 from coexec.compile.executable import Executable
 from coexec.events import Kind, Ledger
+from coexec.lowering.fold import savings
 from coexec.lowering.outline import LEAST
 from coexec.lowering.plan import Plan, make_plan
 from coexec.options import Divergence, Options
@@ -24,7 +25,7 @@ from coexec.runtime.flight import Flight, take_off
 from coexec.runtime.pending import Pending
 from coexec.runtime.replay import replay
 from coexec.runtime.structures import Functions
-from coexec.runtime.tiers import Compiled
+from coexec.runtime.tiers import MANY, Compiled
 from coexec.runtime.validation import CHECKED, Declined, reason_of, validate
 from tracer.graph import Step
 from tracer.intercept import handling
@@ -306,6 +307,9 @@ class Segments:
             self.ledger.cause(kind, f"{type(error).__name__}: {str(error)[:300]}", place)
             return None
         self.ledger.compiled(plan.live)
+        if executable.folded:
+            text = f"{plan.live} operations, {executable.folded} of which are turns of loops that others begin"
+            self.ledger.cause(Kind.FOLDED, text, place)
         if executable.parts:
             text = f"{next(iter(plan.outside.values()))}: it runs between {len(executable.parts)} compiled parts"
             self.ledger.cause(Kind.XLA, text, place)
@@ -327,7 +331,7 @@ class Segments:
         if compiled.asked or compiled.refused or process.forked:
             return
         soon = self.options.xla_soon and last.visits >= SOON
-        if not soon and not compiled.is_worth_xla(thresholds.price * last.live):
+        if not soon and not compiled.is_worth_xla(thresholds.price, last.live):
             return
         if last.visits < thresholds.visits:
             return
@@ -357,6 +361,11 @@ class Segments:
         def compile_by_xla() -> None:
             if generation != self._generation:  # all was cleared meanwhile
                 return
+            if not soon and plan.live >= MANY and compiled.ops is None:
+                compiled.ops = plan.live - savings(plan)
+                if not compiled.is_worth_xla(thresholds.price, plan.live):
+                    compiled.asked = False  # later
+                    return
             executable = self._shared(plan, "xla") or self._new(plan, "xla", place)
             if executable is None:
                 return
