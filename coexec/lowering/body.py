@@ -17,7 +17,7 @@ BOOL = int(types_pb2.DT_BOOL)
 MAX_SHARED = 1 << 14
 
 # So many scalars are compared with each other in turn, which costs XLA nothing; more are put into one tensor.
-MAX_CHAIN = 64
+MAX_CHAIN = 16
 
 
 class Body:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from coexec.lowering.body import Body
+from coexec.lowering.body import BOOL, Body
 from coexec.lowering.emit import Emitter
 from coexec.lowering.kinds import Operations, source_of
 from coexec.lowering.plan import Plan
@@ -171,7 +171,10 @@ class _Folding:
             self.renamed[self.of.outputs[place][0]] = total.name
             return
         if node.op == "Pack" and any(self._element(name) for name in node.input):
-            axis, stacked = int(node.attr["axis"].i), self.stack(list(node.input))
+            names = list(node.input)
+            if self.body.specs[names[0]].enum == BOOL and self._is_for_all(place):
+                names.sort(key=self._order)
+            axis, stacked = int(node.attr["axis"].i), self.stack(names)
             rank = len(stacked.spec.shape)
             self.renamed[self.of.outputs[place][0]] = self._moved(stacked, axis % rank).name
             return
@@ -181,6 +184,18 @@ class _Folding:
         inputs = [self._name(name) for name in node.input if not name.startswith("^")]
         behind = dict.fromkeys(self._behind(name[1:]) for name in node.input if name.startswith("^"))
         body.copy(node, [*inputs, *behind])
+
+    def _is_for_all(self, place: int) -> bool:
+        """Whether all that is asked of an operation's result is whether all of it holds."""
+        return all(
+            user >= 0 and user not in self.home and self.of.nodes[user].op == "All"
+            for user in self.of.users[self.of.outputs[place][0]]
+        )
+
+    def _order(self, name: str) -> tuple[int, Tensor, int]:
+        """Returns a key that sorts tensors of one loop's turns by turn."""
+        element = self._element(name)
+        return (-1, (0, 0), 0) if element is None else (element[0].repeat.start, element[1], element[2])
 
     def _behind(self, name: str) -> str:
         """Returns what stands for a node as a control input."""

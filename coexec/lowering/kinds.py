@@ -30,6 +30,9 @@ _ANY = frozenset(
 
 _INDICES = {("GatherV2", 1), ("GatherNd", 1), ("OneHot", 0)}
 
+# TensorFlow takes these for operations with state; XLA takes them for nothing, and a predicate says whether they fail.
+_ONLY_FAIL = frozenset({"CheckNumerics"})
+
 # By operation: which inputs say which part of a tensor it takes, or makes.
 SLIDING = {"Slice": (1, 2), "StridedSlice": (1, 2, 3), "StridedSliceGrad": (0, 1, 2, 3)}
 
@@ -80,7 +83,9 @@ class Operations:
     def _may_turn(self, place: int, node: Any, returned: set[str]) -> bool:
         signature = signature_of(node.op)
         taken, outputs = self.taken[node.name], self.outputs[place]
-        if signature is None or signature.definition.is_stateful or node.op in STRUCTURES or len(taken) > _MANY:
+        if signature is None or node.op in STRUCTURES or len(taken) > _MANY:
+            return False
+        if signature.definition.is_stateful and node.op not in _ONLY_FAIL:
             return False
         if not outputs or any(name.startswith("^") for name in taken) or not returned.isdisjoint(outputs):
             return False
