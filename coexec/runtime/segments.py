@@ -25,7 +25,7 @@ from coexec.runtime.flight import Flight, take_off
 from coexec.runtime.pending import Pending
 from coexec.runtime.replay import replay
 from coexec.runtime.structures import Functions
-from coexec.runtime.tiers import MANY, Compiled
+from coexec.runtime.tiers import Compiled
 from coexec.runtime.validation import CHECKED, Declined, reason_of, validate
 from tracer.graph import Step
 from tracer.intercept import handling
@@ -361,7 +361,7 @@ class Segments:
         def compile_by_xla() -> None:
             if generation != self._generation:  # all was cleared meanwhile
                 return
-            if not soon and plan.live >= MANY and compiled.ops is None:
+            if not soon and compiled.is_uncounted(plan.live):
                 compiled.ops = plan.live - savings(plan)
                 if not compiled.is_worth_xla(thresholds.price, plan.live):
                     compiled.asked = False  # later

@@ -64,6 +64,10 @@ class Compiled:
         hoped = live // HOPE if live >= MANY else live
         return self.choice is not None or self.seconds >= price * (hoped if self.ops is None else self.ops)
 
+    def is_uncounted(self, live: int) -> bool:
+        """Whether it is to be found out how many of its `live` operations loops would save."""
+        return self.ops is None and self.choice is None and live >= MANY
+
     def declined(self, reason: str) -> None:
         """Notes for later processes that XLA cannot have the segment."""
         if self.executable is not None and self.executable.backend == "graph":

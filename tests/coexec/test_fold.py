@@ -9,9 +9,12 @@ import tensorflow as tf
 
 import coexec
 from coexec import testing
+from coexec.compile.background import background
 from coexec.compile.executable import Executable
 from coexec.lowering import fold
+from coexec.lowering.emit import Emitter
 from coexec.lowering.repeats import Sequence
+from coexec.runtime import segments, tiers
 from tests.coexec import outcomes
 from tests.snapshots import assert_same
 
@@ -216,9 +219,6 @@ def test_the_number_of_turns_does_not_matter():
     """What XLA gets is no more for fifty turns than for ten."""
 
     def sizes(turns):
-        from coexec.lowering.emit import Emitter
-        from coexec.runtime import segments
-
         plans, make_plan = [], segments.make_plan
 
         def noted(*args):
@@ -244,34 +244,34 @@ def test_the_number_of_turns_does_not_matter():
     assert also <= 1.2 * folded
 
 
-@pytest.mark.parametrize(("units", "folded"), [(3, True), (40, False)])
-def test_layers_with_weights_of_their_own(made, units, folded):
-    """Equal layers are turns where their weights are small: else to stack them would copy them all."""
+@pytest.mark.parametrize("shared", [True, False])
+def test_layers(made, shared):
+    """Equal layers are turns where they share their weights; to stack weights of their own would copy them all."""
 
     def make(decorator):
         numbers = np.random.default_rng(2)
-        weights = [tf.Variable(numbers.normal(size=(units, units)) * 0.3, dtype=tf.float32) for _ in range(12)]
+        weights = [tf.Variable(numbers.normal(size=(N, N)) * 0.1, dtype=tf.float32) for _ in range(1 if shared else 12)]
 
         @decorator
         def step(x):
             with tf.GradientTape() as tape:
-                for w in weights:
+                for w in weights * (12 // len(weights)):
                     x = tf.tanh(x @ w) + x
                 loss = tf.reduce_mean(x * x)
             for w, g in zip(weights, tape.gradient(loss, weights), strict=True):
-                w.assign_sub(0.1 * g)
+                w.assign_sub(0.01 * g)
             return loss, [w.value() for w in weights]
 
         return step
 
-    both(make, inputs((N, units)))
-    assert bool(made[-1].folded) == folded
+    both(make, inputs())
+    assert bool(made[-1].folded) == shared
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 3])
 def test_few_turns_are_not_folded(made, turns, monkeypatch):
     """Where a loop saves little, there is none."""
-    monkeypatch.setattr(fold, "LEAST", 32)
+    monkeypatch.setattr(fold, "LEAST", 64)
 
     def step(x):
         for _ in range(turns):
@@ -469,7 +469,7 @@ def programs(seed):
     width, lines = chance.randint(1, 3), []
     for _ in range(chance.randint(3, 8)):
         lines.append((chance.choice("abcdefg"), chance.randrange(9), chance.randrange(9), chance.randrange(width)))
-    turns, asked = chance.randint(5, 11), chance.randrange(4)
+    turns, asked = chance.randint(9, 14), chance.randrange(4)
 
     def step(x):
         states, first, seen = [x[k] * 0.5 for k in range(width)], x[0], []
@@ -482,7 +482,7 @@ def programs(seed):
                     value = KINDS[kind](a, b, t)
                     values.append(value)
                     states[into] = tf.clip_by_value(value, -2.0, 2.0)
-                seen.append(values[-1])
+                seen.append(tf.add_n([values[-1], *states]))
             found = [states, tf.stack(seen), tf.add_n(seen), [*seen[::2]]][asked]
             loss = tf.add_n([tf.reduce_sum(v) for v in (found if isinstance(found, list) else [found])])
         return found, tape.gradient(loss, x)
@@ -492,11 +492,61 @@ def programs(seed):
 
 @pytest.mark.parametrize("group", range(4))
 def test_programs_made_by_chance(made, group):
-    """Whatever the turns take, and whatever is asked of them, comes out as eagerly; some need their last turn only."""
+    """Whatever the turns take, and whatever is asked of them, comes out as eagerly; some ask but for the last."""
     for seed in range(6 * group, 6 * group + 6):
-        both(lambda decorator, step=programs(seed): decorator(step), inputs((12, N, N), 4))
+        step = programs(seed)
+        both(lambda decorator, step=step: decorator(step), inputs((16, N, N), 4))
     assert all(executable.backend == "xla" for executable in made)
     assert sum(bool(executable.folded) for executable in made) >= 3
+
+
+# When XLA is asked.
+
+
+def test_many_operations_are_counted_before_xla_is_asked():
+    """A large segment is looked at early; what loops save decides when XLA gets it. A small one has its full price."""
+    small, large = tiers.Compiled(seconds=1.0), tiers.Compiled(seconds=1.0)
+    assert not small.is_worth_xla(1.01 / (tiers.MANY - 1), tiers.MANY - 1)
+    assert small.is_worth_xla(0.99 / (tiers.MANY - 1), tiers.MANY - 1)
+    assert not large.is_worth_xla(1e-2, 100 * tiers.HOPE + 8)
+    assert large.is_worth_xla(1e-2, 100 * tiers.HOPE)
+    large.ops = 101
+    assert not large.is_worth_xla(1e-2, 100 * tiers.HOPE)
+    large.ops = 99
+    assert large.is_worth_xla(1e-2, 100 * tiers.HOPE)
+    large.widen()
+    assert large.ops is None
+
+
+@pytest.mark.parametrize("price", [0.0, 1e9])
+def test_xla_is_asked_for_the_operations_that_are_left(monkeypatch, price):
+    """In the background the operations are counted; XLA gets the segment if its time is worth what loops leave."""
+    monkeypatch.setattr(tiers, "MANY", 50)
+    monkeypatch.setattr(segments, "thresholds", segments.Thresholds(price=0.0))
+
+    @coexec.function
+    def solve(x):
+        for _ in range(40):
+            x = turned(x)
+        return x
+
+    expected = solve(WEIGHTS)
+    was_worth = tiers.Compiled.is_worth_xla
+    asked = []
+
+    def is_worth_xla(self, _, live):
+        asked.append(self.ops)
+        return was_worth(self, 0.0 if self.ops is None else price, live)
+
+    monkeypatch.setattr(tiers.Compiled, "is_worth_xla", is_worth_xla)
+    for _ in range(4):
+        np.testing.assert_allclose(solve(WEIGHTS), expected, rtol=1e-4, atol=1e-5)
+        assert background.wait(120)
+    left = {ops for ops in asked if ops is not None}
+    assert len(left) == 1
+    assert left.pop() < 20
+    assert solve.stats().compiles == (2 if price == 0.0 else 1)
+    assert ("are turns of loops" in solve.explain()) == (price == 0.0)
 
 
 # What is found, on sequences made up.
