@@ -308,7 +308,7 @@ class Segments:
             return None
         self.ledger.compiled(plan.live)
         if executable.folded:
-            text = f"{plan.live} operations, {executable.folded} of which are turns of loops that others begin"
+            text = f"of {plan.live} operations {executable.ops} are left: what comes again and again are turns of loops"
             self.ledger.cause(Kind.FOLDED, text, place)
         if executable.parts:
             text = f"{next(iter(plan.outside.values()))}: it runs between {len(executable.parts)} compiled parts"
