@@ -40,8 +40,8 @@ _JOINS = frozenset({"AddN", "ConcatV2", "Pack"})
 # to compile as loops, and 0.75 s unrolled, as XLA compiles equal kernels once; a launch took 9.7 ms, and 6.4.
 MAX_COPIED = 1 << 12
 
-def fold(body: Body, functions: list[Body], fixed: set[str]) -> int:
-    """Puts what comes again and again in a function into loops; returns how many operations are fewer.
+def fold(body: Body, functions: list[Body], fixed: set[str]) -> tuple[int, int]:
+    """Puts what comes again and again in a function into loops; returns how many operations there were, and are.
 
     The loops' bodies are added to `functions`. The nodes named in `fixed` stay outside.
     """
@@ -49,17 +49,18 @@ def fold(body: Body, functions: list[Body], fixed: set[str]) -> int:
     repeats = _repeats(operations)
     if repeats:
         _Folding(body, functions, operations, repeats).carry_out()
-    return _saved(repeats)
+    return len(operations.nodes), _left(operations, repeats)
 
 
-def savings(plan: Plan) -> int:
-    """Returns how many operations of a segment loops would save XLA."""
+def left_by_loops(plan: Plan) -> int:
+    """Returns how many operations of a segment XLA would compile."""
     emitter = Emitter(plan, checks=True, name="counted")
-    return _saved(_repeats(Operations(emitter.build(), emitter.outside)))
+    operations = Operations(emitter.build(), emitter.outside)
+    return _left(operations, _repeats(operations))
 
 
-def _saved(repeats: list[Repeat]) -> int:
-    return sum((repeat.turns - 1) * repeat.period for repeat in repeats)
+def _left(operations: Operations, repeats: list[Repeat]) -> int:
+    return len(operations.nodes) - sum((repeat.turns - 1) * repeat.period for repeat in repeats)
 
 
 def _repeats(operations: Operations) -> list[Repeat]:

@@ -23,6 +23,8 @@ _PERIODS = 24
 
 _GRAM = 3  # operations that must come again for a period to be tried
 
+_PORTS = 1 << 20  # more than an operation has outputs
+
 _FROM_OUTSIDE = -1
 
 
@@ -111,7 +113,7 @@ class Sequence:
         for begin in range(turns - FEWEST + 1):  # what the first turns take may be something else: they stay outside
             if turns - begin <= last - first:
                 break
-            code = np.where(turn >= begin, ((number - turn) * period + place) * 1024 + ports, _FROM_OUTSIDE)
+            code = np.where(turn >= begin, ((number - turn) * period + place) * _PORTS + ports, _FROM_OUTSIDE)
             lag = np.where(turn >= begin, number - turn, _FROM_OUTSIDE)
             model, lags = code[begin + 1], lag[begin + 1]
             fits = (code == model).all(1)
@@ -140,12 +142,12 @@ class Sequence:
             for tensor in self.inputs[place]:
                 maker = int(self._makers[tensor])
                 if start <= maker and place - maker < 2 * period:
-                    key = (maker - start) % period * 1024 + int(self._ports[tensor])
+                    key = (maker - start) % period * _PORTS + int(self._ports[tensor])
                     reach[key] = max(reach.get(key, 0), place - maker)
         crossing = np.zeros(period, np.int64)
         for key, far in reach.items():
             for k in range(1, far + 1):
-                crossing[(key // 1024 + k) % period] += 1
+                crossing[(key // _PORTS + k) % period] += 1
         return int(np.argmin(crossing[: most + 1]))
 
 

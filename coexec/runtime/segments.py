@@ -16,7 +16,7 @@ from coexec import process
 from coexec.compile.background import background
 from coexec.compile.executable import Executable
 from coexec.events import Kind, Ledger
-from coexec.lowering.fold import savings
+from coexec.lowering.fold import left_by_loops
 from coexec.lowering.outline import LEAST
 from coexec.lowering.plan import Plan, make_plan
 from coexec.options import Divergence, Options
@@ -308,7 +308,8 @@ class Segments:
             return None
         self.ledger.compiled(plan.live)
         if executable.folded:
-            text = f"of {plan.live} operations {executable.ops} are left: what comes again and again are turns of loops"
+            there = executable.ops + executable.folded
+            text = f"of {there} operations {executable.ops} are left: what comes again and again are turns of loops"
             self.ledger.cause(Kind.FOLDED, text, place)
         if executable.parts:
             text = f"{next(iter(plan.outside.values()))}: it runs between {len(executable.parts)} compiled parts"
@@ -362,7 +363,7 @@ class Segments:
             if generation != self._generation:  # all was cleared meanwhile
                 return
             if not soon and compiled.is_uncounted(plan.live):
-                compiled.ops = plan.live - savings(plan)
+                compiled.ops = min(plan.live, left_by_loops(plan))
                 if not compiled.is_worth_xla(thresholds.price, plan.live):
                     compiled.asked = False  # later
                     return
