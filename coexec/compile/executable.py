@@ -38,8 +38,8 @@ _UNNAMED = _NAME.format("0" * 32)
 FINE_GRAIN = 1 << 14
 
 # Whether XLA gets loops where operations come again and again. On two busy cores a NASRNN's step of 100 turns took 8 s
-# to compile, unrolled 36; its launches 8.8 ms, unrolled 8.3, and 14.9 as a graph (the best of 30, in turns). At 10 turns
-# it was 3.9 s of CPU time and 4.7, and 1.3 ms and 1.6; of an LSTM's step of 20 turns 3.8 s and 7.0, and 0.9 ms and 1.1.
+# to compile, unrolled 36; its launches 8.8 ms, unrolled 8.3, and 14.9 as a graph (the best of 30, in turns). At 10 it
+# was 3.9 s of CPU time and 4.7, and 1.3 ms and 1.6; of an LSTM's step of 20 turns 3.8 s and 7.0, and 0.9 ms and 1.1.
 folding: bool = True
 
 
