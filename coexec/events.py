@@ -15,6 +15,7 @@ class Kind(enum.Enum):
     CUT = "segment cut"  # a value was read, or an operation runs on its own
     XLA = "not compiled by XLA"  # the segment runs as a TensorFlow graph
     BACKEND = "backend chosen by measurement"  # XLA or the graph, whichever took less time
+    FOLDED = "compiled as loops"  # operations that come again and again
     IMPERATIVE = "not compiled"  # the segment's operations run one by one
     FAILURE = "failed operation"  # an operation raised
     DECISION = "decision on a tensor"  # taken by Python, which waits for it, or on the device

@@ -17,7 +17,7 @@ BOOL = int(types_pb2.DT_BOOL)
 MAX_SHARED = 1 << 14
 
 # So many scalars are compared with each other in turn, which costs XLA nothing; more are put into one tensor.
-MAX_CHAIN = 64
+MAX_CHAIN = 16
 
 
 class Body:
@@ -31,6 +31,7 @@ class Body:
         self.specs: dict[str, Spec] = {}  # of all tensors, by their names
         self._constants: dict[Any, Symbol] = {}
         self._shared: dict[Any, list[Symbol]] = {}
+        self._gone = 0  # how many nodes there were that names may still say
 
     def argument(self, spec: Spec) -> Symbol:
         """Adds an argument."""
@@ -50,7 +51,7 @@ class Body:
         key = enum, freeze(value)
         symbol = self._constants.get(key)
         if symbol is None:
-            node = self._nodes.add(name=f"Const_{len(self._nodes)}")
+            node = self._nodes.add(name=self._new_name("Const"))
             symbol = self._constants[key] = write_constant(node, value, enum)
             self.specs[symbol.name] = symbol.spec
         return symbol
@@ -69,7 +70,7 @@ class Body:
         known = None if key is None else self._shared.get(key)
         if known is not None:
             return known
-        node = self._nodes.add(name=f"{op}_{len(self._nodes)}")
+        node = self._nodes.add(name=self._new_name(op))
         write_operation(node, op, inputs, attrs, self.constant)
         signature = signature_of(op)
         self._signature.is_stateful |= signature is not None and signature.definition.is_stateful
@@ -78,6 +79,39 @@ class Body:
         if key is not None:
             self._shared[key] = symbols
         return symbols
+
+    def copy(self, node: Any, inputs: list[str], specs: list[Spec] | None = None, prefix: str = "") -> list[Symbol]:
+        """Adds a node of another function with other inputs; returns its outputs. Specs not given are known by name."""
+        added = self._nodes.add()
+        added.CopyFrom(node)
+        added.name = f"{prefix}{node.name}"
+        added.input[:] = inputs
+        signature = signature_of(node.op)
+        self._signature.is_stateful |= signature is not None and signature.definition.is_stateful
+        names = outputs_of(added)
+        if specs is None:
+            specs = [self.specs[name] for name in names]
+        self.specs.update(zip(names, specs, strict=True))
+        return [Symbol(name, spec, node.op, inputs) for name, spec in zip(names, specs, strict=True)]
+
+    def restart(self, nodes: list[Any]) -> None:
+        """Drops all nodes but these constants, which others may have taken."""
+        self._gone += len(self._nodes)
+        del self._nodes[:]
+        self._nodes.extend(nodes)
+        self._shared.clear()
+
+    def drop_unused_constants(self) -> None:
+        """Drops the constants that nothing takes any more; no operation is to be added behind that."""
+        used = {name.partition(":")[0] for node in self._nodes for name in node.input}
+        used.update(name.partition(":")[0] for name in self.definition.ret.values())
+        kept = function_pb2.FunctionDef()
+        kept.node_def.extend([node for node in self._nodes if node.op != "Const" or node.name in used])
+        del self._nodes[:]
+        self._nodes.extend(kept.node_def)
+
+    def _new_name(self, op: str) -> str:
+        return f"{op}_{len(self._nodes) + self._gone}"
 
     def make(self, op: str, inputs: list[Any], enum: int, shape: tuple[int, ...], **attrs: Any) -> Symbol:
         """Adds an operation with one output, of this dtype and shape."""
@@ -134,7 +168,7 @@ class Body:
 
     def run(self, op: str, inputs: list[Any], control: list[str], **attrs: Any) -> str:
         """Adds an operation without outputs behind the control inputs; returns the node's name."""
-        node = self._nodes.add(name=f"{op}_{len(self._nodes)}")
+        node = self._nodes.add(name=self._new_name(op))
         write_operation(node, op, inputs, tuple(item for pair in attrs.items() for item in pair), self.constant)
         node.input.extend(control)
         self._signature.is_stateful = True

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coexec.lowering.body import Body
+from tracer.block import LOOP
 from tracer.private import function_pb2, node_def_pb2
 from tracer.spec import RESOURCE, VARIANT, Spec
 
@@ -90,7 +91,11 @@ def _groups(body: Body, outside: set[str]) -> dict[str, list[Any]]:
             levels[node.name] = max([levels[s] + (s in staying) for s in sources], default=0)
             found[levels[node.name]].append(node)
     name = body.definition.signature.name
-    return {f"{name}_part_{level}": nodes for level, nodes in found.items() if len(nodes) >= LEAST}
+    return {f"{name}_part_{level}": nodes for level, nodes in found.items() if _is_worth_it(nodes)}
+
+
+def _is_worth_it(nodes: list[Any]) -> bool:
+    return len(nodes) >= LEAST or any(node.op == LOOP for node in nodes)  # loops are written down for XLA
 
 
 def _leaving(definition: Any, home: dict[str, str]) -> dict[str, list[str]]:

@@ -16,6 +16,7 @@ from coexec import process
 from coexec.compile.background import background
 from coexec.compile.executable import Executable
 from coexec.events import Kind, Ledger
+from coexec.lowering.fold import left_by_loops
 from coexec.lowering.outline import LEAST
 from coexec.lowering.plan import Plan, make_plan
 from coexec.options import Divergence, Options
@@ -306,6 +307,10 @@ class Segments:
             self.ledger.cause(kind, f"{type(error).__name__}: {str(error)[:300]}", place)
             return None
         self.ledger.compiled(plan.live)
+        if executable.folded:
+            there = executable.ops + executable.folded
+            text = f"of {there} operations {executable.ops} are left: what comes again and again are turns of loops"
+            self.ledger.cause(Kind.FOLDED, text, place)
         if executable.parts:
             text = f"{next(iter(plan.outside.values()))}: it runs between {len(executable.parts)} compiled parts"
             self.ledger.cause(Kind.XLA, text, place)
@@ -327,7 +332,7 @@ class Segments:
         if compiled.asked or compiled.refused or process.forked:
             return
         soon = self.options.xla_soon and last.visits >= SOON
-        if not soon and not compiled.is_worth_xla(thresholds.price * last.live):
+        if not soon and not compiled.is_worth_xla(thresholds.price, last.live):
             return
         if last.visits < thresholds.visits:
             return
@@ -357,6 +362,11 @@ class Segments:
         def compile_by_xla() -> None:
             if generation != self._generation:  # all was cleared meanwhile
                 return
+            if not soon and compiled.is_uncounted(plan.live):
+                compiled.ops = min(plan.live, left_by_loops(plan))
+                if not compiled.is_worth_xla(thresholds.price, plan.live):
+                    compiled.asked = False  # later
+                    return
             executable = self._shared(plan, "xla") or self._new(plan, "xla", place)
             if executable is None:
                 return

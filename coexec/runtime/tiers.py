@@ -23,6 +23,10 @@ CLEAR = 0.8
 # XLA is preferred only if it is faster by more than what a busy machine makes of equal code.
 MARGIN = 0.95
 
+# Operations: of segments with more, it is found out how many loops would save once a share of XLA's price is paid.
+MANY = 256
+HOPE = 8
+
 
 @dataclass
 class Compiled:
@@ -37,13 +41,14 @@ class Compiled:
     asked: bool = False  # XLA was asked, or never will be
     used: int = 0  # when it was last run, as a number that grows
     seconds: float = 0.0  # spent on running this segment since it last changed
+    ops: int | None = None  # how many XLA would compile, once that was found out
     choice: Choice | None = None  # what an earlier process has found
     _times: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
 
     def widen(self) -> None:
         """Starts anew, as other tensors are read behind the cut than what was compiled gives out."""
         self.executable = self.rival = None
-        self.asked, self.seconds, self.choice = False, 0.0, None
+        self.asked, self.seconds, self.choice, self.ops = False, 0.0, None, None
 
     def recall(self) -> str | None:
         """Recalls which backend an earlier process has chosen; returns why, if that is the graph, which is there."""
@@ -55,9 +60,17 @@ class Compiled:
         self.asked = True
         return f"{self.choice.reason} (found by an earlier process)"
 
-    def is_worth_xla(self, price: float) -> bool:
-        """Whether the segment has taken so long that XLA may take `price` seconds, or is known to be worth it."""
-        return self.choice is not None or self.seconds >= price
+    def is_worth_xla(self, price: float, live: int) -> bool:
+        """Whether the segment, of `live` operations, has taken so long that XLA may take `price` seconds for each.
+
+        So it is where an earlier process found it to be worth that; of many operations, loops may save most.
+        """
+        hoped = live // HOPE if live >= MANY else live
+        return self.choice is not None or self.seconds >= price * (hoped if self.ops is None else self.ops)
+
+    def is_uncounted(self, live: int) -> bool:
+        """Whether it is to be found out how many of its `live` operations loops would save."""
+        return self.ops is None and self.choice is None and live >= MANY
 
     def declined(self, reason: str) -> None:
         """Notes for later processes that XLA cannot have the segment."""
