@@ -13,10 +13,8 @@ import math
 import statistics
 import sys
 import time
-from collections import deque
-from dataclasses import dataclass, field
 from functools import partial
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 from coexec import account
@@ -24,11 +22,11 @@ from coexec.events import Kind, Ledger
 from coexec.runtime.assertions import ASSERTIONS, assume, assume_statement
 from coexec.runtime.branches import described, records, refuse_branch, run_block, take
 from coexec.runtime.passing import Passage, set_variables, variables_of
+from coexec.runtime.sites import SAMPLES, Site
 from coexec.runtime.structures import refuse_failures
 from coexec.runtime.turns import Turns, adjoint_for, room_for
 from coexec.staging.branches import StagedBranch, built, stage_branch
-from coexec.staging.lists import ROWS
-from coexec.staging.loops import Staged, stage_loop
+from coexec.staging.loops import Staged, appended_names, stage_loop
 from coexec.staging.ranges import RangeTurns, StagedRange, stage_range, stage_range_turns
 from coexec.staging.statements import LIMIT
 from tracer.errors import Refused
@@ -41,8 +39,6 @@ from tracer.syntax import Decision, Simple, asks_identity, decision_at
 # How often a place decides before its loop is looked at: to write one down takes as long as some hundred operations.
 patience: int = 16
 
-SAMPLES = 16  # turns that are timed
-
 MAX_PLACES = 4096
 MAX_STAGED = 4  # ways in which a loop is written down: for tensors of other shapes, other Python values
 MAX_STAGED_BRANCHES = 64  # the same of a branch, which may be one of a stack of layers
@@ -52,48 +48,6 @@ MAX_IDLE = 4  # times that a loop did not turn on the device, though it went on
 
 # Who uses these looks at the variables of a running function, which are made anew here.
 _LOOKING = frozenset({"locals", "vars", "eval", "exec", "dir", "_getframe"})
-
-
-@dataclass
-class Site:
-    """A statement that asks tensors, at one place or several: what is known of it."""
-
-    code: CodeType
-    statement: Any
-    seen: int = 0
-    staged: list[Any] = field(default_factory=list)
-    refused: dict[Any, str] = field(default_factory=dict)
-    idle: int = 0
-    rows: int = field(default_factory=lambda: ROWS)  # of the lists that grow in a loop, at a time
-    streak: int = 0  # turns that Python has taken one behind the other
-    longest: int = 0  # turns that a loop has come to, as far as is known
-    untold: int = 0  # times that tapes could not be told of it
-    retried: set[Any] = field(default_factory=set)
-    again: int = 0  # times that it came as it had been refused before
-    before: float = 0.0  # when Python was last told to go on
-    python: list[float] = field(default_factory=list)  # seconds of turns in Python
-    device: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))  # and on the device
-    reason: str | None = None  # why it stays with Python
-    taped: Site | None = None  # of a loop over a range: the same under tapes
-
-    @property
-    def left(self) -> str:
-        """What is said of it where it is not the device's."""
-        if isinstance(self.statement, (ast.If, ast.Assert, Simple)):
-            return f"{self.noun} is decided by Python"
-        return f"a `{'for' if isinstance(self.statement, ast.For) else 'while'}` loop turns in Python"
-
-    @property
-    def noun(self) -> str:
-        """What it is called where it is no loop."""
-        if isinstance(self.statement, ast.If):
-            return "an `if`"
-        return "an assertion" if isinstance(self.statement, ast.Assert) else "an expression"
-    def under_tapes(self) -> Site:
-        """Returns what is known of a loop over a range under tapes, which are told of it otherwise."""
-        if self.taped is None:
-            self.taped = Site(self.code, self.statement, reason=self.reason)
-        return self.taped
 
 
 class Decisions:
@@ -224,8 +178,6 @@ class Decisions:
         if found is None:
             return None
         staged, arguments = found
-        if staged.lists and not tape_is_empty():
-            return None
         began = time.perf_counter()
         turns = self._turns(site, run, staged, arguments)
         if turns is None:
@@ -271,10 +223,14 @@ class Decisions:
         """Lets a loop over a range turn on the device to its end; returns that it is left, None if Python must turn."""
         if not self._may_tell(site, run):
             return None
-        variables, taped = variables_of(frame), not tape_is_empty()
+        variables = variables_of(frame)
+        told = not tape_is_empty() or bool(appended_names(site.statement.body))
 
         def stage() -> StagedRange | RangeTurns:
-            staged = (stage_range_turns if taped else stage_range)(decision, frame, variables)
+            if told:
+                staged: StagedRange | RangeTurns = stage_range_turns(decision, frame, variables, site.rows)
+            else:
+                staged = stage_range(decision, frame, variables)
             for part in staged.parts():
                 refuse_failures(part)
             return staged
@@ -283,7 +239,7 @@ class Decisions:
         if found is None:
             return None
         staged, arguments = found
-        if taped:
+        if told:
             after, turned = self._finish_told(site, run, staged, arguments, variables)
         else:
             after, turned = self._finish_whole(run, staged, arguments, variables)
@@ -313,20 +269,27 @@ class Decisions:
     ) -> tuple[dict[str, Any] | None, int]:
         """Does so as tapes can be told of it; of a loop that has stopped as there was no more room, gives its turns."""
         first = self._turns(site, run, staged.turns, arguments)
+        if first is not None and first.lists_are_full and site.rows < LIMIT:
+            site.rows *= 2
+            site.staged.clear()
+            return None, 1
         if first is None or first.holds.truth():
             return None, first.count if first is not None and first.has_widened else 0
         first.record()
         local = staged.within(before)
         after = first.after(local)
         local.update(after)
-        if staged.last is None or not staged.is_at_last(local):
-            return staged.without(after), first.count
-        again = staged.last.arguments(local)
-        last = None if again is None else self._turns(site, run, staged.last, again)
-        if last is None or (last.count == 0 and last.holds.truth()):
-            return None, 0
-        last.record()
-        return staged.without({**after, **last.after(local)}), first.count + last.count
+        last: Turns | None = None
+        if staged.last is not None and staged.is_at_last(local):
+            again = staged.last.arguments(local)
+            last = None if again is None else self._turns(site, run, staged.last, again)
+            if last is None or (last.count == 0 and last.holds.truth()):
+                return None, 0
+            last.record()
+            after.update(last.after(local))
+        for turns in (first, *([last] if last is not None else [])):
+            turns.hand_over(before)
+        return staged.without(after), first.count + (last.count if last is not None else 0)
 
     def _find(self, site: Site, variables: dict[str, Any], stage: Any, described: Any, *asked: Any) -> Any:
         """Returns the statement as it was written down, and what it is to be given; None if it stays with Python."""

@@ -117,8 +117,8 @@ def gradient_of(block: Block, numbers: tuple[int, ...], outer: Stage | None, cut
     """
     stage = _Taped(outer)
     given = [stage.argument(spec) for spec in block.arguments]
-    instead = {slot: stage.argument(_spec(block, slot)) for slot in cuts}
-    specs = [_spec(block, block.results[n]) for n in numbers]
+    instead = {slot: stage.argument(spec_in(block, slot)) for slot in cuts}
+    specs = [spec_in(block, block.results[n]) for n in numbers]
     backs = [stage.argument(spec) for spec in specs]
     if not all(map(has_gradient, specs)):
         return Gradient(stage.block([]), ())
@@ -141,7 +141,8 @@ def dense(gradient: Gradient) -> Gradient:
     return gradient
 
 
-def _spec(block: Block, result: Any) -> Spec:
+def spec_in(block: Block, result: Any) -> Spec:
+    """Returns the spec of a result of a block, or of what one of its slots holds."""
     if isinstance(result, tuple):
         return result[1]
     if result < 0:

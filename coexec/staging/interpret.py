@@ -300,7 +300,7 @@ class Expressions(Paths):
     def _append(self, owner: list[Any], value: Any) -> None:
         place = self.reads.place(owner)
         if place is not None and self.lists is not None:
-            rows = self.rows[place] = self.lists.appended(place, self.rows.get(place), value)
+            rows = self.rows[place] = self.lists.appended(place, self.rows.get(place), value, self.stage)
             self.leave_if(self.lists.lacks(rows))
         elif place is None and self._own.get(id(owner), (None, None))[1] is self.stage:
             owner.append(value)

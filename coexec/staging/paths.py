@@ -66,6 +66,7 @@ class Paths:
         places = sorted({place for stage, _, _ in paths for place in self.grown(stage)})
         if places:
             assert self.lists is not None
+            self.lists.parted.update(places)
             for (stage, _, _), row in zip(paths, values, strict=True):
                 for place in places:
                     row += self._grown[stage].get(place) or self.lists.before(place)

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import coexec
 from coexec import testing
-from coexec.runtime import decisions
+from coexec.runtime import decisions, sites
 from tests.coexec.test_control_flow import TRIPS, same
 from tests.marks import needs_places
 from tests.snapshots import assert_same, snapshot
@@ -421,6 +421,28 @@ def test_lists_of_others(backend):
     assert fn.stats().decisions_on_device > 0
 
 
+def test_a_loop_over_a_range_fills_a_list(backend):
+    """All of it or nothing: Python's iterator stays where it is. A list with no room for all gets more another time."""
+
+    def function(x, most):
+        out = [None] * most
+        for k in range(most):
+            out.append(x + k)
+            if x > 60.0:
+                break
+            out.append(x * 2.0)
+            x = x + 3.0
+        return x, out, len(out), k
+
+    inputs = [(*args, most) for most in (9, 1, 90) for args in TRIPS]
+    fn = same(function, inputs * 2, backend)
+    before = fn.stats().decisions
+    with testing.compile_everything():
+        for args in inputs:
+            assert_same(snapshot(function(*args)), snapshot(fn(*args)))
+    assert fn.stats().decisions == before + len(inputs), fn.explain()
+
+
 def test_effects_beside_a_list(backend):
     """A turn with effects is Python's: what is appended before and behind it is in order."""
     log = []
@@ -463,7 +485,7 @@ def test_more_rows_than_there_are(backend):
 
 def test_a_turn_that_appends_more_than_there_is_room_for(backend, monkeypatch):
     """Is Python's, whatever it has appended by then."""
-    monkeypatch.setattr(decisions, "ROWS", 2)
+    monkeypatch.setattr(sites, "ROWS", 2)
     monkeypatch.setattr(decisions, "LIMIT", 2)
 
     def function(x):
@@ -481,7 +503,7 @@ def test_a_turn_that_appends_more_than_there_is_room_for(backend, monkeypatch):
 
 
 def test_a_list_under_a_tape(backend):
-    """What is appended has gradients: such a loop is Python's, where a tape is told of it."""
+    """What is appended has gradients: where turns append not the same, the loop is Python's."""
 
     def function(x):
         with tf.GradientTape() as tape:
@@ -489,11 +511,13 @@ def test_a_list_under_a_tape(backend):
             out, y = [], x
             while y < 100.0:
                 y = y * 1.5 + 9.0
-                out.append(y)
+                if y > 50.0:
+                    out.append(y)
             total = tf.reduce_sum(tf.stack(out)) if out else x
         return total, tape.gradient(total, x)
 
-    same(function, TRIPS, backend, on_device=False)
+    fn = same(function, TRIPS, backend, on_device=False)
+    assert "a list grows in some turns otherwise than in others" in fn.explain()
 
 
 def test_gradients_behind_a_list(backend):
