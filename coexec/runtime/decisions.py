@@ -21,6 +21,7 @@ from coexec import account
 from coexec.events import Kind, Ledger
 from coexec.runtime.assertions import ASSERTIONS, assume, assume_statement
 from coexec.runtime.branches import described, records, refuse_branch, run_block, take
+from coexec.runtime.callers import calls_around, is_called_by_others, least, leaves_function
 from coexec.runtime.passing import Passage, set_variables, variables_of
 from coexec.runtime.sites import SAMPLES, Site
 from coexec.runtime.structures import refuse_failures
@@ -74,7 +75,7 @@ class Decisions:
                 self.clear()
             place = self._places[key] = self._new(frame)
         site, decision = place
-        known = self._passage.answer(frame, site)
+        known = self._passage.answer(frame, site, decision)
         if known is not None:
             return known
         self.ledger.count("decisions")
@@ -87,7 +88,9 @@ class Decisions:
             return self._assume(site, decision.statement, run, lazy) if self._may(run) else lazy.truth()
         if site.reason is None and site.seen > patience and run.recorder is None and self._may(run):
             try:
-                if isinstance(decision.statement, (ast.If, Simple)):
+                if leaves_function(decision) and is_called_by_others(frame):
+                    answer = self._take_around(decision, run, lazy, frame)
+                elif isinstance(decision.statement, (ast.If, Simple)):
                     answer = self._take(site, decision, run, lazy, frame)
                 elif isinstance(decision.statement, ast.For):
                     answer = self._finish(site, decision, run, frame)
@@ -133,6 +136,8 @@ class Decisions:
 
     def _take(self, site: Site, decision: Decision, run: Any, lazy: LazyTensor, frame: FrameType) -> bool | None:
         """Takes a branch on the device; returns what its test is to be taken for, None if that is for Python to see."""
+        if site.deep == id(run):
+            return None
         variables = variables_of(frame)
 
         def stage() -> StagedBranch:
@@ -148,9 +153,35 @@ class Decisions:
             if found[0].gradients is not None:
                 self.ledger.cause(Kind.DECISION, f"{site.left} under a tape: {found[0].gradients}", _place())
             return None
-        self.ledger.count(decisions_on_device=1)
         staged, arguments = found
-        return take(run, staged, arguments, decision, frame, variables, partial(self._passage.lead, frame, site))
+        results = run_block(run, staged, arguments)
+        if staged.stops:
+            run.flush()
+            if results[-1].truth():
+                site.deep = id(run)
+                site.idle += 1
+                if site.idle >= MAX_IDLE:
+                    self._leave(site, "it was left to Python each time")
+                return None
+            site.idle = 0
+        self.ledger.count(decisions_on_device=1)
+        lead = partial(self._passage.lead, frame, site)
+        return take(staged, arguments, decision, frame, variables, lead, results)
+
+    def _take_around(self, decision: Decision, run: Any, lazy: LazyTensor, frame: FrameType) -> bool | None:
+        """Takes a statement on the device in whose midst a function was called that asks, and returns on a way."""
+        for caller, call in calls_around(frame):
+            site = self._sites.setdefault((id(caller.f_code), id(call.statement)), Site(caller.f_code, call.statement))
+            if site.reason is not None:
+                continue
+            if _LOOKING.intersection(caller.f_code.co_names):
+                self._leave(site, "the function looks at its own variables")
+                continue
+            called = {caller.f_code, frame.f_code}
+            answer = self._take(site, call._replace(answer=least(decision, called)), run, lazy, caller)
+            if answer is not None:
+                return answer
+        return None
 
     def _assume(self, site: Site, statement: ast.Assert, run: Any, lazy: LazyTensor) -> bool:
         """Returns the truth of an assertion: it is taken to hold where it is found out before anybody could tell."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tracer.block import BRANCH, STRUCTURES, Block, Branch
+from tracer.block import BRANCH, LOOP, STRUCTURES, Block, Branch
 from tracer.errors import Refused
 from tracer.graph import CONST, LIST, Step
 from tracer.inputs import input_enum
@@ -230,7 +230,7 @@ def _structure(stage: Stage, step: Step, inputs: list[Any]) -> list[Any]:
     if not isinstance(stage, _Taped):
         return stage.structure(step.op or "", step.attrs[1], given, [out.spec for out in step.outputs])
     if step.op != BRANCH:
-        raise Refused("there is a loop in it")
+        raise Refused("there is a loop in it" if step.op == LOOP else "a function in it calls itself")
     return _branch(stage, step, *given)
 
 
