@@ -8,49 +8,68 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
-from coexec.staging.recursion import calls_of
+from coexec.staging.recursion import calls_itself, calls_of
 from coexec.staging.statements import returns
 from tracer.guards import is_guarded, start_of
 from tracer.location import is_entry, is_user
 from tracer.syntax import Decision, Simple, call_at
 
 
-def is_called_by_others(frame: FrameType) -> bool:
-    """Returns whether a running function returns to somebody else than the runtime."""
-    return frame.f_back is None or not is_entry(frame.f_back.f_code)
+def asks_for_caller(decision: Decision, code: CodeType, namespace: dict[str, Any]) -> bool:
+    """Returns whether what has called a function is to be taken on the device, rather than what the function asks."""
+    return leaves_function(decision) or calls_itself(code, namespace)
 
 
 def leaves_function(decision: Decision) -> bool:
     """Returns whether a way through a statement returns."""
     return isinstance(decision.statement, (ast.If, Simple)) and returns(decision.statement)
 
+MAX_CALLS = 4096
 
-def calls_around(frame: FrameType) -> Iterator[tuple[FrameType, Decision]]:
-    """Gives the frames whose statements have called what is running, innermost first, each with the statement.
 
-    Of a function that calls itself, only what has called it from outside; and none that waits in a `return`, but for
-    what the runtime has called.
-    """
-    chain: list[FrameType] = []
-    at = frame
-    while at.f_back is not None and is_user(at.f_back.f_code) and not is_entry(at.f_back.f_code):
-        at = at.f_back
-        chain.append(at)
-    whole = at.f_back is not None and is_entry(at.f_back.f_code)
-    guarded = is_guarded(frame.f_code, frame.f_lasti, frame.f_globals)
-    for number, caller in enumerate(chain):
-        outer = {other.f_code for other in chain[number + 1 :]}
-        offset = start_of(caller.f_code, caller.f_lasti)
-        guarded = guarded or is_guarded(caller.f_code, offset, caller.f_globals)
-        decision = None if caller.f_code in outer else call_at(caller.f_code, offset, caller.f_globals)
-        if decision is None:
-            continue
-        if leaves_function(decision) and (guarded or not whole or caller is not chain[-1]):
-            continue
-        yield caller, decision
+class Calls:
+    """The statements of functions that call others, as far as they are known."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], tuple[CodeType, Decision | None, bool]] = {}  # by code and instruction
+
+    def around(self, frame: FrameType) -> Iterator[tuple[FrameType, Decision]]:
+        """Gives the frames whose statements have called what is running, innermost first, each with the statement.
+
+        Of a function that calls itself, only what has called it from outside; and none that waits in a `return`, but
+        for what the runtime has called.
+        """
+        chain: list[FrameType] = []
+        at = frame
+        while at.f_back is not None and is_user(at.f_back.f_code) and not is_entry(at.f_back.f_code):
+            at = at.f_back
+            chain.append(at)
+        whole = at.f_back is not None and is_entry(at.f_back.f_code)
+        last = {caller.f_code: number for number, caller in enumerate(chain)}
+        guarded = self._at(frame)[1]
+        for number, caller in enumerate(chain):
+            decision, guards = self._at(caller)
+            guarded = guarded or guards
+            if decision is None or last[caller.f_code] != number:
+                continue
+            if leaves_function(decision) and (guarded or not whole or caller is not chain[-1]):
+                continue
+            yield caller, decision
+
+    def _at(self, frame: FrameType) -> tuple[Decision | None, bool]:
+        """Returns the statement that a frame is in the midst of, and whether a failure there may be caught."""
+        code, namespace = frame.f_code, frame.f_globals
+        offset = start_of(code, frame.f_lasti)
+        found = self._known.get((id(code), offset))
+        if found is None:
+            if len(self._known) >= MAX_CALLS:
+                self._known.clear()
+            found = code, call_at(code, offset, namespace), is_guarded(code, offset, namespace)
+            self._known[id(code), offset] = found
+        return found[1:]
 
 
 def least(decision: Decision | None, called: set[Any]) -> bool:

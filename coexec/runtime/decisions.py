@@ -21,7 +21,7 @@ from coexec import account
 from coexec.events import Kind, Ledger
 from coexec.runtime.assertions import ASSERTIONS, assume, assume_statement
 from coexec.runtime.branches import described, records, refuse_branch, run_block, take
-from coexec.runtime.callers import calls_around, is_called_by_others, least, leaves_function
+from coexec.runtime.callers import Calls, asks_for_caller, least, leaves_function
 from coexec.runtime.passing import Passage, set_variables, variables_of
 from coexec.runtime.sites import SAMPLES, Site
 from coexec.runtime.structures import refuse_failures
@@ -60,6 +60,7 @@ class Decisions:
         self._sites: dict[Any, Site] = {}  # by code and statement
         self._places: dict[tuple[int, int], tuple[Site, Decision | None]] = {}  # by code and instruction
         self._passage = Passage()
+        self._calls = Calls()
 
     def decide(self, run: Any, lazy: LazyTensor, frame: FrameType) -> bool:
         """Returns the truth of a tensor for which the code of `frame` asks; the loop that asks may have turned."""
@@ -88,10 +89,11 @@ class Decisions:
             return self._assume(site, decision.statement, run, lazy) if self._may(run) else lazy.truth()
         if site.reason is None and site.seen > patience and run.recorder is None and self._may(run):
             try:
-                if leaves_function(decision) and is_called_by_others(frame):
-                    answer = self._take_around(decision, run, lazy, frame)
-                elif isinstance(decision.statement, (ast.If, Simple)):
-                    answer = self._take(site, decision, run, lazy, frame)
+                if isinstance(decision.statement, (ast.If, Simple)):
+                    around = self._asks_for_caller(site, decision, frame)
+                    answer = self._take_around(decision, run, lazy, frame) if around else None
+                    if answer is None and not (around and leaves_function(decision)):
+                        answer = self._take(site, decision, run, lazy, frame)
                 elif isinstance(decision.statement, ast.For):
                     answer = self._finish(site, decision, run, frame)
                 else:
@@ -168,14 +170,21 @@ class Decisions:
         lead = partial(self._passage.lead, frame, site)
         return take(staged, arguments, decision, frame, variables, lead, results)
 
+    def _asks_for_caller(self, site: Site, decision: Decision, frame: FrameType) -> bool:
+        if frame.f_back is None or is_entry(frame.f_back.f_code):
+            return False
+        if site.for_caller is None:
+            site.for_caller = asks_for_caller(decision, frame.f_code, frame.f_globals)
+        return site.for_caller
+
     def _take_around(self, decision: Decision, run: Any, lazy: LazyTensor, frame: FrameType) -> bool | None:
         """Takes a statement on the device in whose midst a function was called that asks, and returns on a way."""
-        for caller, call in calls_around(frame):
+        for caller, call in self._calls.around(frame):
             site = self._sites.setdefault((id(caller.f_code), id(call.statement)), Site(caller.f_code, call.statement))
             if site.reason is not None:
                 continue
-            if _LOOKING.intersection(caller.f_code.co_names):
-                self._leave(site, "the function looks at its own variables")
+            if _LOOKING.intersection(caller.f_code.co_names) or _identity_is_asked(frame):
+                self._leave(site, "the function looks at its own variables, or asks whether two values are one object")
                 continue
             called = {caller.f_code, frame.f_code}
             answer = self._take(site, call._replace(answer=least(decision, called)), run, lazy, caller)

@@ -33,6 +33,7 @@ class Site:
     before: float = 0.0  # when Python was last told to go on
     python: list[float] = field(default_factory=list)  # seconds of turns in Python
     device: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))  # and on the device
+    for_caller: bool | None = None  # whether what has called the function is taken on the device, if anything
     deep: int = 0  # the id of the call in which calls went too deep for the device
     reason: str | None = None  # why it stays with Python
     taped: Site | None = None  # of a loop over a range: the same under tapes

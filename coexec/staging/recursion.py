@@ -97,7 +97,7 @@ class Functions(Statements):
         active = self._active.get(code)
         if active is not None:
             return self._again(active, self.entered(function, args, kwargs)[1].names)
-        if code in self._plain or self.lists is not None or not calls_itself(function):
+        if code in self._plain or self.lists is not None or not calls_itself(code, function.__globals__):
             return super().inlined(function, args, kwargs)
         leave, reasons = self.leave, list(self.reasons)
         try:
@@ -304,10 +304,10 @@ def _spec(tensor: Any) -> Spec:
     return spec
 
 
-def calls_itself(function: types.FunctionType) -> bool:
-    """Returns whether a function calls something of its own name."""
-    tree = function_of(function.__code__, function.__globals__)
-    return tree is not None and bool(calls_of(tree, {function.__code__.co_name}))
+def calls_itself(code: types.CodeType, namespace: dict[str, Any]) -> bool:
+    """Returns whether a function calls something of its own name; `namespace` holds its globals."""
+    tree = function_of(code, namespace)
+    return tree is not None and bool(calls_of(tree, {code.co_name}))
 
 
 def ends_soon(tree: Any, names: set[str]) -> bool:

@@ -713,7 +713,7 @@ for _layer in LAYERS:
 # Recursion.
 
 
-@on("python")
+@on("device")
 def recursion_on_a_tensor(x, log):
     def halved(value, depth):
         if value < 2.0:
