@@ -105,13 +105,7 @@ class Decisions:
                 site.before = 0.0
                 return answer
         truth = lazy.truth()
-        now = time.perf_counter()
-        if site.before and len(site.python) < SAMPLES:
-            site.python.append(now - site.before)
-        goes_on = truth is not decision.negated
-        site.before = now if goes_on else 0.0
-        site.streak = site.streak + 1 if goes_on and isinstance(decision.statement, ast.While) else 0
-        site.longest = max(site.longest, site.streak)
+        site.went_on(truth is not decision.negated)
         return truth
 
     def clear(self) -> None:
@@ -180,11 +174,13 @@ class Decisions:
     def _take_around(self, decision: Decision, run: Any, lazy: LazyTensor, frame: FrameType) -> bool | None:
         """Takes a statement on the device in whose midst a function was called that asks, and returns on a way."""
         for caller, call in self._calls.around(frame):
-            site = self._sites.setdefault((id(caller.f_code), id(call.statement)), Site(caller.f_code, call.statement))
-            if site.reason is not None:
-                continue
-            if _LOOKING.intersection(caller.f_code.co_names) or _identity_is_asked(frame):
-                self._leave(site, "the function looks at its own variables, or asks whether two values are one object")
+            key = id(caller.f_code), id(call.statement)
+            site = self._sites.get(key)
+            if site is None:
+                site = self._sites[key] = Site(caller.f_code, call.statement)
+                if _LOOKING.intersection(caller.f_code.co_names) or _identity_is_asked(frame):
+                    self._leave(site, "the function looks at its own variables, or asks if two values are one object")
+            if site.reason is not None or site.deep == id(run):
                 continue
             called = {caller.f_code, frame.f_code}
             answer = self._take(site, call._replace(answer=least(decision, called)), run, lazy, caller)

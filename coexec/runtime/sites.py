@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from types import CodeType
@@ -51,6 +52,15 @@ class Site:
         if isinstance(self.statement, ast.If):
             return "an `if`"
         return "an assertion" if isinstance(self.statement, ast.Assert) else "an expression"
+
+    def went_on(self, goes_on: bool) -> None:
+        """Takes note that Python has decided, and when."""
+        now = time.perf_counter()
+        if self.before and len(self.python) < SAMPLES:
+            self.python.append(now - self.before)
+        self.before = now if goes_on else 0.0
+        self.streak = self.streak + 1 if goes_on and isinstance(self.statement, ast.While) else 0
+        self.longest = max(self.longest, self.streak)
 
     def under_tapes(self) -> Site:
         """Returns what is known of a loop over a range under tapes, which are told of it otherwise."""

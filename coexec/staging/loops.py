@@ -273,10 +273,10 @@ def _fixed(tensor: Any, name: str) -> Spec:
 
 
 def appended_names(body: list[ast.stmt]) -> set[str]:
-    """Returns the names of which `append` is called."""
+    """Returns the names of which `append` or `extend` is called."""
     return {
         n.func.value.id for s in body for n in ast.walk(s)
-        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "append"
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr in ("append", "extend")
         and isinstance(n.func.value, ast.Name)
     }  # fmt: skip
 

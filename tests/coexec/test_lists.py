@@ -63,6 +63,16 @@ def twice_a_turn(x):
     return out
 
 
+def several_at_a_time(x):
+    out = [x]
+    while x < 100.0:
+        out.extend([x, x * 2.0])
+        x = x + 9.0
+        out.extend((x,))
+        out.extend([])
+    return out, len(out)
+
+
 def in_some_turns(x):
     out, rest = [], []
     while x < 100.0:
@@ -197,7 +207,8 @@ def made_in_a_turn(x):
 
 
 ON_DEVICE = [
-    returned, stacked, summed, several_lists, twice_a_turn, in_some_turns, behind_continue, before_break, for_ever,
+    returned, stacked, summed, several_lists, twice_a_turn, several_at_a_time, in_some_turns, behind_continue,
+    before_break, for_ever,
     known_by_two_names, counted, measured, measured_in_the_middle, in_a_helper,
     of_pairs, of_flags, of_constants, made_in_a_turn,
 ]  # fmt: skip
@@ -323,6 +334,22 @@ def extended(x):
     return out
 
 
+def extended_by_itself(x):
+    out = [x]
+    while x < 40.0:
+        x = x + 9.0
+        out.extend(out)
+    return out
+
+
+def extended_by_rows(x):
+    out = []
+    while x < 100.0:
+        x = x + 9.0
+        out.extend(tf.stack([x, x]))
+    return out
+
+
 def in_a_loop_inside(x):
     out = []
     while x < 100.0:
@@ -347,7 +374,7 @@ def assigned_in_the_loop(x):
 ON_HOST = [
     numbers, plain_numbers, other_shapes, is_looked_at, is_measured, is_empty, is_stacked,
     is_known_by_another_name_and_looked_at,
-    is_an_attribute, of_another_kind, extended, assigned_in_the_loop,
+    is_an_attribute, of_another_kind, extended, extended_by_itself, extended_by_rows, assigned_in_the_loop,
 ]  # fmt: skip
 
 
