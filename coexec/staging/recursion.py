@@ -41,6 +41,7 @@ class _Active:
     """A function that is being written down."""
 
     names: dict[str, Any]  # its arguments in the call from outside
+    depth: int  # calls that are carried out around it
     counted: set[str] = field(default_factory=set)  # whole numbers that calls give otherwise
     form: Any = None  # what it returns, with `_Leaf` for tensors
     specs: list[Spec] = field(default_factory=list)  # of those
@@ -89,6 +90,7 @@ class Functions(Statements):
         self._active: dict[Any, _Active] = {}
         self._plain: dict[Any, str] = {}  # code that is carried out where it is called, and why
         self._pending: list[Any] = []  # `leave` of the paths around the one that is written down
+        self._callees: list[str | None] = []  # what is called, by the names in the calls that are under way
         self._guesses = False  # whether calls of a function by itself are left out
 
     def inlined(self, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -96,6 +98,8 @@ class Functions(Statements):
         code = function.__code__
         active = self._active.get(code)
         if active is not None:
+            if self._callees[-1:] != [code.co_name] or self.depth != active.depth:
+                raise Refused("it calls itself by another name, or by way of another function")  # see `ends_soon`
             return self._again(active, self.entered(function, args, kwargs)[1].names)
         if code in self._plain or self.lists is not None or not calls_itself(code, function.__globals__):
             return super().inlined(function, args, kwargs)
@@ -111,10 +115,17 @@ class Functions(Statements):
         except Refused as refused:
             raise Refused(f"{function.__qualname__} calls itself: {self._plain[code] or refused}") from None
 
+    def _call(self, node: ast.Call, scope: Scope) -> Any:
+        self._callees.append(getattr(node.func, "id", getattr(node.func, "attr", None)))
+        try:
+            return super()._call(node, scope)
+        finally:
+            self._callees.pop()
+
     def _called(self, code: Any, tree: Any, scope: Scope) -> Any:
         if not ends_soon(tree, {code.co_name}):
             raise Refused("which way ends it is not plain to see")
-        active = self._active[code] = _Active(scope.names)
+        active = self._active[code] = _Active(scope.names, self.depth)
         reasons = list(self.reasons)
         for _ in range(MOST):
             counted = len(active.counted)

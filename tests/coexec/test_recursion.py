@@ -323,6 +323,47 @@ def of_each_other(x):
     return y
 
 
+def alias(v):
+    if v > 5.0:
+        return alias(v - 1.0)
+    if v > 1.0:
+        return another_name(v - 1.0)
+    return v
+
+
+another_name = alias
+
+
+def by_another_name(x):
+    y = alias(x)
+    return y
+
+
+def by_way(v):
+    if v < 1.0:
+        return v
+    return by_way(v - 2.0) + detour(v)
+
+
+def detour(v):
+    return by_way(v - 3.0) if v > 2.0 else by_way(v - 1.0)
+
+
+def by_way_of_another(x):
+    y = by_way(x)
+    return y
+
+
+def over_objects(x):
+    def total(node, v):
+        if v > 7.0:
+            return v
+        return v if node is None else total(node[0], v + 1.0) + total(node[1], v)
+
+    y = total(((None, None), (None, (None, None))), x)
+    return y
+
+
 def not_plain(v):
     return (v < 1.0 and v) or not_plain(v - 1.0)
 
@@ -362,7 +403,8 @@ def kept(v):
 
 
 STAYING = [
-    effects, other_shapes, other_kinds, of_each_other, by_and_and_or, random_numbers, in_a_guard, is_the_same,
+    effects, other_shapes, other_kinds, of_each_other, by_another_name, by_way_of_another, by_and_and_or,
+    random_numbers, in_a_guard, is_the_same,
 ]  # fmt: skip
 
 
@@ -477,6 +519,11 @@ def test_several_threads(backend):
             thread.join()
     assert all(values == expected * 3 for values in found.values())
     assert len(found) == 3
+
+
+def test_trees_of_objects(backend):
+    """Which way they go is Python's, and what they ask on it the device's, as far as that is carried out here."""
+    same(over_objects, NUMBERS, backend)
 
 
 def test_under_tapes(backend):
