@@ -56,11 +56,27 @@ class Loop(Structure):
     saved: tuple[int, ...] = ()  # which of the states are, by their numbers
 
 
+@dataclass(eq=False)
+class Recursion(Structure):
+    """A function that calls itself; `block` is there once it is written down, with `Again` for the calls in it."""
+
+    block: Block | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Again(Structure):
+    """A call of the function that it is inside of."""
+
+    recursion: Recursion
+
+
 def blocks_of(step: Step) -> list[Block]:
     """Returns the blocks that a step is made of, if it is a loop or a branch."""
     part: Any = step.attrs[1] if step.attrs and step.op in STRUCTURES else None
     if isinstance(part, Block):
         return [part]
+    if isinstance(part, Recursion) and part.block is not None:
+        return [part.block]
     if isinstance(part, Branch):
         return [part.then, part.other]
     return [part.test, part.body] if isinstance(part, Loop) else []

@@ -36,6 +36,7 @@ execute = pywrap_tfe.TFE_Py_Execute
 _execute_cancelable = pywrap_tfe.TFE_Py_ExecuteCancelable
 _convert_to_eager_tensor = constant_op.convert_to_eager_tensor
 _tensor_shape_slice = pywrap_tfe.TFE_Py_TensorShapeSlice
+_put = context._EagerTensorCache.put
 record_gradient = pywrap_tfe.TFE_Py_RecordGradient
 tape_is_empty = pywrap_tfe.TFE_Py_TapeSetIsEmpty
 variable_accessed = pywrap_tfe.TFE_Py_TapeVariableAccessed
@@ -347,10 +348,6 @@ _HOOKS += [
     )
 ]
 
-# A class among them, whose names are not to be had as a dictionary.
-_CACHE = context._EagerTensorCache
-_put = _CACHE.put
-
 
 def _put_hook(self: Any, key: Any, value: Any) -> None:
     """Keeps lazy tensors out of what gradient functions keep for later: there they would hold the hooks for good."""
@@ -380,7 +377,7 @@ def hold() -> None:
     global _holders
     with _lock:
         if not installed():  # in this order, an interrupt in between leaves nothing that lasts
-            _CACHE.put = _put_hook
+            context._EagerTensorCache.put = _put_hook
             for names, hooks in _HOOKED:
                 names.update(hooks)
         _holders += 1
@@ -392,7 +389,7 @@ def release() -> None:
     with _lock:
         _holders -= 1
         if _holders == 0:
-            _CACHE.put = _put
+            context._EagerTensorCache.put = _put
             for names, originals in _ORIGINALS:
                 names.update(originals)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tracer.block import BRANCH, LOOP, Block
+from tracer.block import STRUCTURES, Block
 from tracer.constants import constant_output
 from tracer.derive import folded_variant, inferred_variant
 from tracer.errors import Refused
@@ -181,8 +181,8 @@ class Stage:
         return self._add(Step(self._step, op, node, variant, tuple(slots), consts, lists, ()))
 
     def structure(self, op: str, part: Any, inputs: list[Any], specs: list[Spec]) -> list[LazyTensor]:
-        """Writes down a loop or a branch, and returns its results."""
-        assert op in (LOOP, BRANCH)
+        """Writes down a loop, a branch or a call of a function that calls itself, and returns its results."""
+        assert op in STRUCTURES
         node = Node(self._count, op, "execute", ("structure", part), Location(call_stack()[0], 0))
         given = [self.own(v) for v in inputs]
         consts = {i: v._out.const for i, v in enumerate(given) if v._out.const is not None}

@@ -147,6 +147,21 @@ def decision_at(code: CodeType, offset: int, namespace: dict[str, Any]) -> Decis
     return None
 
 
+def call_at(code: CodeType, offset: int, namespace: dict[str, Any]) -> Decision | None:
+    """Returns the assignment or `return` in whose midst the instruction at byte `offset` calls something."""
+    positions = getattr(code, "co_positions", None)
+    function = None if positions is None else function_of(code, namespace)
+    if not isinstance(function, ast.FunctionDef):
+        return None
+    line, end_line, column, end_column = list(positions())[offset // 2]  # type: ignore[misc]
+    if line is None or column is None:
+        return None
+    for statement in _own_statements(function.body):
+        if isinstance(statement, Simple) and _is_within((line, column, end_line, end_column), statement):
+            return Decision(statement, False) if _is_alone(function, statement) else None
+    return None
+
+
 def _branch(function: ast.FunctionDef, branch: ast.If, negated: bool) -> Decision:
     """Returns what is known of an `if`: what comes behind it, and whether that is the end of the function."""
     blocks = _blocks_to(function, branch)
@@ -169,7 +184,7 @@ def _branch(function: ast.FunctionDef, branch: ast.If, negated: bool) -> Decisio
         read = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and id(n) not in inside}
         unread = frozenset(assigned_names([branch]) - read)
     behind = None if rest is None else tuple(rest)
-    return Decision(branch, negated, behind, following, unread=unread, mixed=_is_mixed(branch.test))
+    return Decision(branch, negated, behind, following, unread=unread, mixed=is_mixed(branch.test))
 
 
 def _blocks_to(parent: Any, statement: ast.stmt) -> list[tuple[Any, list[ast.stmt]]]:
@@ -238,7 +253,7 @@ def is_chain(test: ast.expr) -> bool:
     return all(map(is_plain, parts))
 
 
-def _is_mixed(test: ast.expr) -> bool:
+def is_mixed(test: ast.expr) -> bool:
     """Whether what any part of a test asks says nothing of the whole, neither by yes nor by no."""
     parts = test.values if isinstance(test, ast.BoolOp) else [test]
     negations = [p.operand for p in parts if isinstance(p, ast.UnaryOp) and isinstance(p.op, ast.Not)]

@@ -15,11 +15,14 @@ import tensorflow as tf
 
 from coexec.compile import machine_code
 from coexec.compile.environment import digest
+from coexec.lowering.body import Body
+from coexec.lowering.control_flow import Structures
 from coexec.lowering.emit import Emitter
 from coexec.lowering.fold import fold
 from coexec.lowering.outline import outline
 from coexec.lowering.plan import Plan
 from coexec.lowering.randomness import words_of
+from tracer.block import Block
 from tracer.intercept import execute, make_constant
 from tracer.private import config_pb2, context, function_pb2
 from tracer.seeds import Pair
@@ -149,6 +152,32 @@ class Executable:
         with machine_code.kept(self.name) as code:
             self._execute(feeds, into)
         self.loaded = code.loaded
+
+
+class Alone:
+    """A block as a graph function of its own: for a program that calls itself, which cannot be run piece by piece."""
+
+    def __init__(self, block: Block, specs: tuple[Spec, ...]) -> None:
+        body = Body(_UNNAMED)
+        functions: list[Body] = []
+        given = [body.argument(spec) for spec in specs]
+        results, fine = Structures(_UNNAMED, body, functions, False).block(block, given)
+        if fine is not None:
+            raise NotImplementedError("it may fail")
+        for value in results:
+            body.give(body.make("Identity", [value], value.spec.enum, value.spec.shape))
+        self._context = ctx = context.context()
+        definitions = _named([*(function.definition for function in functions), body.definition], specs)
+        for definition in definitions:
+            ctx.add_function_def(definition)
+        names = [definition.signature.name for definition in definitions]
+        self._name, self._count = names[-1], len(results)
+        weakref.finalize(self, _remove, ctx, names).atexit = False
+
+    def run(self, given: list[Any]) -> list[Any]:
+        """Runs it on these tensors."""
+        attrs = "executor_type", "", "config_proto", _config(self._context)
+        return list(execute(self._context._handle, self._context.device_name, self._name, given, attrs, self._count))
 
 
 def _named(functions: list[Any], feeds: tuple[Spec, ...]) -> list[Any]:

@@ -113,6 +113,14 @@ class Body:
     def _new_name(self, op: str) -> str:
         return f"{op}_{len(self._nodes) + self._gone}"
 
+    def call(self, function: str, inputs: list[Symbol], specs: list[Spec]) -> list[Symbol]:
+        """Adds a call of a function by its name, as an operation of that name; returns what it gives."""
+        node = self._nodes.add(name=self._new_name("Call"), op=function)
+        node.input.extend(symbol.name for symbol in inputs)
+        found = [Symbol(f"{node.name}:result_{n}:0", spec, function, list(inputs)) for n, spec in enumerate(specs)]
+        self.specs.update((symbol.name, symbol.spec) for symbol in found)
+        return found
+
     def make(self, op: str, inputs: list[Any], enum: int, shape: tuple[int, ...], **attrs: Any) -> Symbol:
         """Adds an operation with one output, of this dtype and shape."""
         flat = tuple(item for pair in attrs.items() for item in pair)

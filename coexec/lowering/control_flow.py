@@ -15,7 +15,7 @@ from coexec.lowering.checks import check
 from coexec.lowering.failures import can_fail, needs_check
 from coexec.lowering.plan import selects
 from coexec.lowering.rewrites import as_kernel
-from tracer.block import BRANCH, COUNT, FLAG, LOOP, Block, Branch, Loop
+from tracer.block import BRANCH, CALL, COUNT, FLAG, LOOP, STRUCTURES, Again, Block, Branch, Loop, Recursion
 from tracer.graph import LIST, Step, spec_of_constant
 from tracer.nodedef import Symbol
 from tracer.op import Const
@@ -25,16 +25,24 @@ from tracer.spec import Spec
 class Structures:
     """Writes loops and branches into a function's body; `functions` takes the functions that they are made of."""
 
-    def __init__(self, name: str, body: Body, functions: list[Body], checks: bool) -> None:
+    def __init__(
+        self, name: str, body: Body, functions: list[Body], checks: bool, known: dict[Recursion, str] | None = None
+    ) -> None:
         self.name = name  # what the functions' names begin with
         self.body = body
         self.functions = functions
         self.checks = checks  # for XLA
+        self.known: dict[Recursion, str] = {} if known is None else known  # functions that call themselves, by name
+        self.repeats = False  # whether this is inside of one
 
     def _function(self, kind: str, specs: list[Spec]) -> tuple[Structures, list[Symbol]]:
         body = Body(f"{self.name}_{kind}_{len(self.functions)}")
         self.functions.append(body)
-        return Structures(self.name, body, self.functions, self.checks), [body.argument(spec) for spec in specs]
+        if kind == "recursion" or self.repeats:
+            body.definition.attr["_noinline"].b = True  # TensorFlow would put what calls itself into itself for ever
+        inside = Structures(self.name, body, self.functions, self.checks, self.known)
+        inside.repeats = kind == "recursion" or self.repeats
+        return inside, [body.argument(spec) for spec in specs]
 
     # Loops.
 
@@ -144,6 +152,25 @@ class Structures:
     def _either(self, one: Symbol, other: Symbol) -> Symbol:
         return self.body.make("LogicalOr", [one, other], BOOL, ())
 
+    # Functions that call themselves.
+
+    def recursion(self, part: Recursion | Again, inputs: list[Symbol], specs: list[Spec]) -> list[Symbol]:
+        """Adds a call of a function that calls itself.
+
+        As an operation of its name: what TensorFlow does for XLA follows other kinds of calls, for ever.
+        """
+        recursion = part.recursion if isinstance(part, Again) else part
+        assert recursion.block is not None
+        if recursion not in self.known:
+            inside, given = self._function("recursion", [v.spec for v in inputs])
+            self.known[recursion] = str(inside.body.definition.signature.name)
+            results, fine = inside.block(recursion.block, given)
+            if fine is not None:  # the last result says that all is left to Python
+                results[-1] = inside._either(results[-1], inside._not(fine))
+            for value in results:
+                inside.body.give(inside.body.make("Identity", [value], value.spec.enum, value.spec.shape))
+        return self.body.call(self.known[recursion], inputs, specs)
+
     # Blocks.
 
     def block(self, block: Block, inputs: list[Symbol]) -> tuple[list[Symbol], Symbol | None]:
@@ -166,8 +193,10 @@ class Structures:
     def _operation(self, step: Step, inputs: list[Any], checks: list[Symbol]) -> list[Symbol]:
         body, op, attrs = self.body, step.op or "", step.attrs
         assert step.variant is not None
-        if op in (LOOP, BRANCH):
+        if op in STRUCTURES:
             symbols = [body.symbol(v, s.enum) for v, s in zip(inputs, step.variant.key, strict=True)]
+            if op == CALL:
+                return self.recursion(attrs[1], symbols, [out.spec for out in step.outputs])
             if op == LOOP:  # where it does not come to its end, its last result says so
                 results = self.loop(attrs[1], symbols)
                 if attrs[1].whole:

@@ -20,7 +20,7 @@ import numpy as np
 
 from coexec.lowering.body import BOOL, Body
 from coexec.lowering.emit import Emitter
-from coexec.lowering.kinds import Operations, source_of
+from coexec.lowering.kinds import Operations, calls_functions, source_of
 from coexec.lowering.plan import Plan
 from coexec.lowering.repeats import Repeat
 from coexec.lowering.turns import Tensor, Turns, Writer
@@ -40,11 +40,14 @@ _JOINS = frozenset({"AddN", "ConcatV2", "Pack"})
 # to compile as loops, and 0.75 s unrolled, as XLA compiles equal kernels once; a launch took 9.7 ms, and 6.4.
 MAX_COPIED = 1 << 12
 
+
 def fold(body: Body, functions: list[Body], fixed: set[str]) -> tuple[int, int]:
     """Puts what comes again and again in a function into loops; returns how many operations there were, and are.
 
     The loops' bodies are added to `functions`. The nodes named in `fixed` stay outside.
     """
+    if calls_functions(body):
+        return (count := len(body.definition.node_def)), count
     operations = Operations(body, fixed)
     repeats = _repeats(operations)
     if repeats:
@@ -55,7 +58,10 @@ def fold(body: Body, functions: list[Body], fixed: set[str]) -> tuple[int, int]:
 def left_by_loops(plan: Plan) -> int:
     """Returns how many operations of a segment XLA would compile."""
     emitter = Emitter(plan, checks=True, name="counted")
-    operations = Operations(emitter.build(), emitter.outside)
+    body = emitter.build()
+    if calls_functions(body):
+        return len(body.definition.node_def)
+    operations = Operations(body, emitter.outside)
     return _left(operations, _repeats(operations))
 
 

@@ -37,6 +37,11 @@ _ONLY_FAIL = frozenset({"CheckNumerics"})
 SLIDING = {"Slice": (1, 2), "StridedSlice": (1, 2, 3), "StridedSliceGrad": (0, 1, 2, 3)}
 
 
+def calls_functions(body: Body) -> bool:
+    """Whether functions are called by their names, as recursion does: there is no signature to go by."""
+    return any(signature_of(node.op) is None for node in body.definition.node_def)
+
+
 class Operations:
     """A function's operations, in an order in which each is behind what it takes."""
 

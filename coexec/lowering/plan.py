@@ -8,7 +8,7 @@ from typing import Any
 
 from coexec.lowering.failures import can_fail, differs, needs_check
 from coexec.lowering.randomness import WORDS
-from tracer.block import BRANCH, LOOP, STRUCTURES, Branch, steps_of
+from tracer.block import BRANCH, CALL, LOOP, STRUCTURES, Branch, Recursion, steps_of
 from tracer.graph import Step
 from tracer.op import freeze
 from tracer.private import types_pb2
@@ -36,7 +36,7 @@ def selects(branch: Branch) -> bool:
     """Returns whether both ways of a branch are computed, and one is selected."""
     steps = [*branch.then.steps, *branch.other.steps]
     inner = [s for step in steps for s in (step, *steps_of(step)) if s.variant is not None and not s.variant.folded]
-    if len(inner) > CHEAP or any(s.op == LOOP or s.op in _COSTLY or s.op in HEAVY for s in inner):
+    if len(inner) > CHEAP or any(s.op in (LOOP, CALL) or s.op in _COSTLY or s.op in HEAVY for s in inner):
         return False
     given = [spec.size for block in (branch.then, branch.other) for spec in block.arguments]
     return max([*given, *(out.spec.size for s in inner for out in s.outputs)], default=0) <= SMALL and not any(
@@ -110,6 +110,8 @@ def make_plan(last: Step, outputs: tuple[int, ...]) -> Plan:
             continue
         if op in ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"):
             refusal = refusal or _assigns_other_shape(step, steps, feeds)
+        if recurses(step):
+            outside[place] = f"a function called at {node.location} calls itself"
         if op in STRUCTURES:
             continue  # what is inside has been looked at when it was written down
         if difference := differs(op):
@@ -123,9 +125,15 @@ def make_plan(last: Step, outputs: tuple[int, ...]) -> Plan:
     return Plan(steps, feeds, outputs, refusal, xla_refusal, outside, heavy)
 
 
+def recurses(step: Step) -> bool:
+    """Returns whether this is, or has inside, a function that calls itself."""
+    inside = (step, *steps_of(step)) if step.op in STRUCTURES else ()
+    return any(isinstance(s.attrs[1], Recursion) for s in inside if s.op in STRUCTURES)
+
+
 def _turns(step: Step) -> bool:
     """Whether this runs functions: where one thread runs all, each that is inside of another holds one thread more."""
-    return step.op == LOOP or (step.op == BRANCH and not selects(step.attrs[1]))
+    return step.op == LOOP or recurses(step) or (step.op == BRANCH and not selects(step.attrs[1]))
 
 
 def _assigns_other_shape(step: Step, steps: tuple[Step, ...], feeds: tuple[Spec, ...]) -> str | None:

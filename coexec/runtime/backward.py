@@ -38,10 +38,12 @@ def record_branch(run: Any, gradients: list[Gradient], given: list[Any], results
     for gradient, result in zip(gradients, results, strict=True):
         if gradient.connected:
             inputs = [given[k] for k in gradient.connected]
-            record.record_operation("Branch", [result], inputs, _backward(run, gradient, given))
+            record.record_operation("Branch", [result], inputs, backward_of(run, gradient, given))
 
 
-def _backward(run: Any, gradient: Gradient, given: list[Any]) -> Any:
+def backward_of(run: Any, gradient: Gradient, given: list[Any]) -> Any:
+    """Returns what gives a tape what goes back for the arguments that a result has a gradient for."""
+
     def backward(back: Any) -> list[Any]:
         arguments = [*given, tf.convert_to_tensor(back)]
         if _is_free(run):

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from types import CodeType, FrameType
 from typing import Any
 
-from coexec.lowering.plan import selects
+from coexec.lowering.plan import recurses, selects
 from coexec.runtime.backward import record_branch, record_reads
 from coexec.runtime.passing import set_variables
 from coexec.runtime.structures import issue, read
@@ -85,27 +85,26 @@ def way_past(decision: Decision, code: CodeType, bound: Iterable[str]) -> tuple[
 
 
 def take(
-    run: Any, staged: StagedBranch, arguments: list[Any], decision: Decision, frame: FrameType, local: dict[str, Any],
-    lead: Any,
+    staged: StagedBranch, arguments: list[Any], decision: Decision, frame: FrameType, local: dict[str, Any],
+    lead: Any, results: list[Any],
 ) -> bool:  # fmt: skip
-    """Takes a branch on the device; returns what its test is to be taken for, or leaves the function.
+    """Takes a branch on the device, which has given `results`; returns what is to be answered, or leaves the function.
 
     `lead` has the frame go on elsewhere, or with other variables, from its next line on.
     """
     statement: Any = decision.statement
     if staged.ends:
-        raise Returned(built(staged.value, run_block(run, staged, arguments), arguments))
+        raise Returned(built(staged.value, results, arguments))
     if isinstance(statement, Simple):
-        values, lines = _values(run, staged, arguments), range(statement.lineno, (statement.end_lineno or 0) + 1)
+        values, lines = _values(staged, results, arguments), range(statement.lineno, (statement.end_lineno or 0) + 1)
         return lead(decision.answer, lines=lines, values=values, called=staged.reads.called)
     taken, line = way_past(decision, frame.f_code, (*local, *staged.names))
-    set_variables(frame, _values(run, staged, arguments))
+    set_variables(frame, _values(staged, results, arguments))
     answer = taken is not decision.negated
     return answer if line is None else lead(answer, line=line, called=staged.reads.called)
 
 
-def _values(run: Any, staged: StagedBranch, arguments: list[Any]) -> dict[str, Any]:
-    results = run_block(run, staged, arguments)
+def _values(staged: StagedBranch, results: list[Any], arguments: list[Any]) -> dict[str, Any]:
     return {name: built(form, results, arguments) for name, form in staged.names.items()}
 
 
@@ -121,6 +120,8 @@ def run_block(run: Any, staged: StagedBranch, arguments: list[Any]) -> list[Any]
 
 def described(staged: StagedBranch) -> str:
     """Returns in words how the device takes a branch."""
+    if any(map(recurses, staged.block.steps)):
+        return "{} is decided on the device, where functions call themselves"
     ways = [s.attrs[1] for s in staged.block.steps if s.op == BRANCH]
     how = "both ways are computed, and one is selected" if all(map(selects, ways)) else "only the way taken is run"
     return f"{{}} is decided on the device: {how}"

@@ -13,22 +13,21 @@ import math
 import statistics
 import sys
 import time
-from collections import deque
-from dataclasses import dataclass, field
 from functools import partial
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 from coexec import account
 from coexec.events import Kind, Ledger
 from coexec.runtime.assertions import ASSERTIONS, assume, assume_statement
 from coexec.runtime.branches import described, records, refuse_branch, run_block, take
+from coexec.runtime.callers import Calls, asks_for_caller, least, leaves_function
 from coexec.runtime.passing import Passage, set_variables, variables_of
+from coexec.runtime.sites import SAMPLES, Site
 from coexec.runtime.structures import refuse_failures
 from coexec.runtime.turns import Turns, adjoint_for, room_for
 from coexec.staging.branches import StagedBranch, built, stage_branch
-from coexec.staging.lists import ROWS
-from coexec.staging.loops import Staged, stage_loop
+from coexec.staging.loops import Staged, appended_names, stage_loop
 from coexec.staging.ranges import RangeTurns, StagedRange, stage_range, stage_range_turns
 from coexec.staging.statements import LIMIT
 from tracer.errors import Refused
@@ -41,8 +40,6 @@ from tracer.syntax import Decision, Simple, asks_identity, decision_at
 # How often a place decides before its loop is looked at: to write one down takes as long as some hundred operations.
 patience: int = 16
 
-SAMPLES = 16  # turns that are timed
-
 MAX_PLACES = 4096
 MAX_STAGED = 4  # ways in which a loop is written down: for tensors of other shapes, other Python values
 MAX_STAGED_BRANCHES = 64  # the same of a branch, which may be one of a stack of layers
@@ -54,48 +51,6 @@ MAX_IDLE = 4  # times that a loop did not turn on the device, though it went on
 _LOOKING = frozenset({"locals", "vars", "eval", "exec", "dir", "_getframe"})
 
 
-@dataclass
-class Site:
-    """A statement that asks tensors, at one place or several: what is known of it."""
-
-    code: CodeType
-    statement: Any
-    seen: int = 0
-    staged: list[Any] = field(default_factory=list)
-    refused: dict[Any, str] = field(default_factory=dict)
-    idle: int = 0
-    rows: int = field(default_factory=lambda: ROWS)  # of the lists that grow in a loop, at a time
-    streak: int = 0  # turns that Python has taken one behind the other
-    longest: int = 0  # turns that a loop has come to, as far as is known
-    untold: int = 0  # times that tapes could not be told of it
-    retried: set[Any] = field(default_factory=set)
-    again: int = 0  # times that it came as it had been refused before
-    before: float = 0.0  # when Python was last told to go on
-    python: list[float] = field(default_factory=list)  # seconds of turns in Python
-    device: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))  # and on the device
-    reason: str | None = None  # why it stays with Python
-    taped: Site | None = None  # of a loop over a range: the same under tapes
-
-    @property
-    def left(self) -> str:
-        """What is said of it where it is not the device's."""
-        if isinstance(self.statement, (ast.If, ast.Assert, Simple)):
-            return f"{self.noun} is decided by Python"
-        return f"a `{'for' if isinstance(self.statement, ast.For) else 'while'}` loop turns in Python"
-
-    @property
-    def noun(self) -> str:
-        """What it is called where it is no loop."""
-        if isinstance(self.statement, ast.If):
-            return "an `if`"
-        return "an assertion" if isinstance(self.statement, ast.Assert) else "an expression"
-    def under_tapes(self) -> Site:
-        """Returns what is known of a loop over a range under tapes, which are told of it otherwise."""
-        if self.taped is None:
-            self.taped = Site(self.code, self.statement, reason=self.reason)
-        return self.taped
-
-
 class Decisions:
     """The decisions of one function's calls."""
 
@@ -105,6 +60,7 @@ class Decisions:
         self._sites: dict[Any, Site] = {}  # by code and statement
         self._places: dict[tuple[int, int], tuple[Site, Decision | None]] = {}  # by code and instruction
         self._passage = Passage()
+        self._calls = Calls()
 
     def decide(self, run: Any, lazy: LazyTensor, frame: FrameType) -> bool:
         """Returns the truth of a tensor for which the code of `frame` asks; the loop that asks may have turned."""
@@ -120,7 +76,7 @@ class Decisions:
                 self.clear()
             place = self._places[key] = self._new(frame)
         site, decision = place
-        known = self._passage.answer(frame, site)
+        known = self._passage.answer(frame, site, decision)
         if known is not None:
             return known
         self.ledger.count("decisions")
@@ -134,7 +90,10 @@ class Decisions:
         if site.reason is None and site.seen > patience and run.recorder is None and self._may(run):
             try:
                 if isinstance(decision.statement, (ast.If, Simple)):
-                    answer = self._take(site, decision, run, lazy, frame)
+                    around = self._asks_for_caller(site, decision, frame)
+                    answer = self._take_around(decision, run, lazy, frame) if around else None
+                    if answer is None and not (around and leaves_function(decision)):
+                        answer = self._take(site, decision, run, lazy, frame)
                 elif isinstance(decision.statement, ast.For):
                     answer = self._finish(site, decision, run, frame)
                 else:
@@ -146,13 +105,7 @@ class Decisions:
                 site.before = 0.0
                 return answer
         truth = lazy.truth()
-        now = time.perf_counter()
-        if site.before and len(site.python) < SAMPLES:
-            site.python.append(now - site.before)
-        goes_on = truth is not decision.negated
-        site.before = now if goes_on else 0.0
-        site.streak = site.streak + 1 if goes_on and isinstance(decision.statement, ast.While) else 0
-        site.longest = max(site.longest, site.streak)
+        site.went_on(truth is not decision.negated)
         return truth
 
     def clear(self) -> None:
@@ -179,6 +132,8 @@ class Decisions:
 
     def _take(self, site: Site, decision: Decision, run: Any, lazy: LazyTensor, frame: FrameType) -> bool | None:
         """Takes a branch on the device; returns what its test is to be taken for, None if that is for Python to see."""
+        if site.deep == id(run):
+            return None
         variables = variables_of(frame)
 
         def stage() -> StagedBranch:
@@ -194,9 +149,44 @@ class Decisions:
             if found[0].gradients is not None:
                 self.ledger.cause(Kind.DECISION, f"{site.left} under a tape: {found[0].gradients}", _place())
             return None
-        self.ledger.count(decisions_on_device=1)
         staged, arguments = found
-        return take(run, staged, arguments, decision, frame, variables, partial(self._passage.lead, frame, site))
+        results = run_block(run, staged, arguments)
+        if staged.stops:
+            run.flush()
+            if results[-1].truth():
+                site.deep = id(run)
+                site.idle += 1
+                if site.idle >= MAX_IDLE:
+                    self._leave(site, "it was left to Python each time")
+                return None
+            site.idle = 0
+        self.ledger.count(decisions_on_device=1)
+        lead = partial(self._passage.lead, frame, site)
+        return take(staged, arguments, decision, frame, variables, lead, results)
+
+    def _asks_for_caller(self, site: Site, decision: Decision, frame: FrameType) -> bool:
+        if frame.f_back is None or is_entry(frame.f_back.f_code):
+            return False
+        if site.for_caller is None:
+            site.for_caller = asks_for_caller(decision, frame.f_code, frame.f_globals)
+        return site.for_caller
+
+    def _take_around(self, decision: Decision, run: Any, lazy: LazyTensor, frame: FrameType) -> bool | None:
+        """Takes a statement on the device in whose midst a function was called that asks, and returns on a way."""
+        for caller, call in self._calls.around(frame):
+            key = id(caller.f_code), id(call.statement)
+            site = self._sites.get(key)
+            if site is None:
+                site = self._sites[key] = Site(caller.f_code, call.statement)
+                if _LOOKING.intersection(caller.f_code.co_names) or _identity_is_asked(frame):
+                    self._leave(site, "the function looks at its own variables, or asks if two values are one object")
+            if site.reason is not None or site.deep == id(run):
+                continue
+            called = {caller.f_code, frame.f_code}
+            answer = self._take(site, call._replace(answer=least(decision, called)), run, lazy, caller)
+            if answer is not None:
+                return answer
+        return None
 
     def _assume(self, site: Site, statement: ast.Assert, run: Any, lazy: LazyTensor) -> bool:
         """Returns the truth of an assertion: it is taken to hold where it is found out before anybody could tell."""
@@ -224,8 +214,6 @@ class Decisions:
         if found is None:
             return None
         staged, arguments = found
-        if staged.lists and not tape_is_empty():
-            return None
         began = time.perf_counter()
         turns = self._turns(site, run, staged, arguments)
         if turns is None:
@@ -271,10 +259,14 @@ class Decisions:
         """Lets a loop over a range turn on the device to its end; returns that it is left, None if Python must turn."""
         if not self._may_tell(site, run):
             return None
-        variables, taped = variables_of(frame), not tape_is_empty()
+        variables = variables_of(frame)
+        told = not tape_is_empty() or bool(appended_names(site.statement.body))
 
         def stage() -> StagedRange | RangeTurns:
-            staged = (stage_range_turns if taped else stage_range)(decision, frame, variables)
+            if told:
+                staged: StagedRange | RangeTurns = stage_range_turns(decision, frame, variables, site.rows)
+            else:
+                staged = stage_range(decision, frame, variables)
             for part in staged.parts():
                 refuse_failures(part)
             return staged
@@ -283,7 +275,7 @@ class Decisions:
         if found is None:
             return None
         staged, arguments = found
-        if taped:
+        if told:
             after, turned = self._finish_told(site, run, staged, arguments, variables)
         else:
             after, turned = self._finish_whole(run, staged, arguments, variables)
@@ -313,20 +305,27 @@ class Decisions:
     ) -> tuple[dict[str, Any] | None, int]:
         """Does so as tapes can be told of it; of a loop that has stopped as there was no more room, gives its turns."""
         first = self._turns(site, run, staged.turns, arguments)
+        if first is not None and first.lists_are_full and site.rows < LIMIT:
+            site.rows *= 2
+            site.staged.clear()
+            return None, 1
         if first is None or first.holds.truth():
             return None, first.count if first is not None and first.has_widened else 0
         first.record()
         local = staged.within(before)
         after = first.after(local)
         local.update(after)
-        if staged.last is None or not staged.is_at_last(local):
-            return staged.without(after), first.count
-        again = staged.last.arguments(local)
-        last = None if again is None else self._turns(site, run, staged.last, again)
-        if last is None or (last.count == 0 and last.holds.truth()):
-            return None, 0
-        last.record()
-        return staged.without({**after, **last.after(local)}), first.count + last.count
+        last: Turns | None = None
+        if staged.last is not None and staged.is_at_last(local):
+            again = staged.last.arguments(local)
+            last = None if again is None else self._turns(site, run, staged.last, again)
+            if last is None or (last.count == 0 and last.holds.truth()):
+                return None, 0
+            last.record()
+            after.update(last.after(local))
+        for turns in (first, *([last] if last is not None else [])):
+            turns.hand_over(before)
+        return staged.without(after), first.count + (last.count if last is not None else 0)
 
     def _find(self, site: Site, variables: dict[str, Any], stage: Any, described: Any, *asked: Any) -> Any:
         """Returns the statement as it was written down, and what it is to be given; None if it stays with Python."""

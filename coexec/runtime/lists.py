@@ -8,17 +8,28 @@ import tensorflow as tf
 
 from coexec.staging.lists import Grown
 
+Parts = list[tuple[Any, list[Any]]]  # lists, and what they get
 
-def hand_over(run: Any, lists: list[Grown], tensors: list[Any], variables: dict[str, Any]) -> int:
-    """Appends the rows that have been filled to the lists that the variables hold; returns how many at most.
+
+def parts_of(run: Any, lists: list[Grown], tensors: list[Any], variables: dict[str, Any]) -> Parts:
+    """Returns the lists that the variables hold, and the rows of them that have been filled.
 
     `tensors` are the buffer of each list, and how many of its rows are filled.
     """
-    found = []
+    found: Parts = []
     for grown, buffer, count in zip(lists, tensors[::2], tensors[1::2], strict=True):
-        rows, filled = buffer.resolve(), int(count.resolve())
-        parts = run._run(lambda rows=rows, filled=filled: tf.unstack(rows[:filled])) if filled else []
-        found.append((variables[grown.name], parts))
-    for held, parts in found:  # all of them, or none
-        held.extend(parts)
-    return max((len(parts) for _, parts in found), default=0)
+        found.append((variables[grown.name], unstacked(run, buffer, int(count.resolve()))))
+    return found
+
+
+def unstacked(run: Any, buffer: Any, count: int) -> list[Any]:
+    """Returns so many rows of a buffer, each as a tensor."""
+    rows = buffer.resolve()
+    return list(run._run(lambda: tf.unstack(rows[:count]), [])) if count else []
+
+
+def hand_over(parts: Parts) -> int:
+    """Appends to the lists what they get; returns how many at most."""
+    for held, tensors in parts:
+        held.extend(tensors)
+    return max((len(tensors) for _, tensors in parts), default=0)

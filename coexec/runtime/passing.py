@@ -11,6 +11,7 @@ import sys
 from types import FrameType
 from typing import Any
 
+from coexec.runtime.callers import least
 from tracer.location import is_user
 
 
@@ -42,7 +43,7 @@ class Passage:
     def __init__(self) -> None:
         self._answers: dict[int, tuple[Any, bool, Any]] = {}  # by the id of the frame: who may ask, what they are told
 
-    def answer(self, frame: FrameType, site: Any) -> bool | None:
+    def answer(self, frame: FrameType, site: Any, decision: Any) -> bool | None:
         """Returns what a frame is told that asks on its way, or on that of one that has called it; None if on none.
 
         What is called there has been written down and does nothing but compute; nothing of it is kept.
@@ -58,7 +59,9 @@ class Passage:
             if is_user(at.f_code):
                 called.add(at.f_code)
             at = at.f_back
-        return False if at is not None and called.issubset(self._answers[id(at)][2]) else None
+        if at is None or not called.issubset(self._answers[id(at)][2]):
+            return None
+        return least(decision, self._answers[id(at)][2])
 
     def lead(
         self, frame: FrameType, site: Any, answer: bool, lines: range = range(0), line: int | None = None,
@@ -67,7 +70,7 @@ class Passage:
         """Returns `answer`, as all that is asked at `site` until the frame comes to a line that is not in `lines`.
 
         There its variables are set, and it goes on at `line`. What functions ask of this code that are `called` until
-        then is answered by no.
+        then is answered so that they end soon.
         """
         before = frame.f_trace
 

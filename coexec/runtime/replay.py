@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from coexec.compile.executable import Alone
 from coexec.lowering.failures import ASSERTION
+from coexec.lowering.plan import recurses
 from coexec.lowering.randomness import PHILOX, STATELESS, words_of
 from coexec.runtime.assertions import fail
 from coexec.runtime.notes import note_of
@@ -108,12 +111,19 @@ def _draw(step: Step, inputs: list[Any], pair: Pair) -> Any:
         return fast_execute(context.context(), op, None, *inputs, *join(step.attrs, pair))
 
 
+_alone: weakref.WeakKeyDictionary[Any, Alone] = weakref.WeakKeyDictionary()
+
+
 def _run_structure(step: Step, inputs: list[Any]) -> list[Any]:
     """Runs a loop, a branch or a function, operation by operation."""
     assert step.variant is not None
     given = [v if isinstance(v, EagerTensor) else make_constant(v, s.dtype)
              for v, s in zip(inputs, step.variant.key, strict=True)]  # fmt: skip
     part = step.attrs[1]
+    if step.op == CALL and recurses(step):
+        if part not in _alone:
+            _alone[part] = Alone(part, step.variant.key)
+        return _alone[part].run(given)
     if step.op == CALL:
         return _run_block(part, given)
     if step.op == BRANCH:

@@ -6,7 +6,7 @@ from typing import Any
 
 from coexec.events import Kind, Ledger
 from coexec.lowering.failures import can_fail, differs, needs_check
-from tracer.block import CALL, LOOP, STRUCTURES, steps_of
+from tracer.block import CALL, LOOP, STRUCTURES, Block, Recursion, blocks_of, steps_of
 from tracer.errors import Refused
 from tracer.functions import Call, take_apart
 from tracer.graph import Step, Variant
@@ -106,11 +106,20 @@ def issued(run: Any, op: str, attrs: tuple[Any, ...], inputs: list[Any], specs: 
 
 
 def refuse_failures(part: Any, checked: bool = True) -> None:
-    """Refuses what has operations inside that may fail; with `checked`, but for those of which a check tells before."""
-    step = Step(None, LOOP, None, None, (), {}, {}, ())
+    """Refuses what has operations inside that may fail; with `checked`, but for those of which a check tells before.
+
+    So does one in a function that calls itself: what is found there, all of its calls leave to Python.
+    """
+    step = Step(None, CALL if isinstance(part, (Block, Recursion)) else LOOP, None, None, (), {}, {}, ())
     step.attrs = ("structure", part)
-    for inner in steps_of(step):
+    ahead = [inner for block in blocks_of(step) for inner in block.steps]
+    while ahead:
+        inner = ahead.pop()
         if inner.op in STRUCTURES:
+            if isinstance(inner.attrs[1], Recursion):
+                refuse_failures(inner.attrs[1])
+            else:
+                ahead += [s for block in blocks_of(inner) for s in block.steps]
             continue
         if difference := differs(inner.op or ""):
             raise Refused(f"{inner.op} {difference}")

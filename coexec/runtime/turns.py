@@ -10,9 +10,11 @@ from typing import Any
 
 from coexec.lowering.failures import differs
 from coexec.runtime.backward import Saved, record_loop, record_reads
-from coexec.runtime.lists import hand_over
+from coexec.runtime.chains import Links
+from coexec.runtime.lists import hand_over, parts_of
 from coexec.runtime.structures import issue, read
 from coexec.staging.adjoints import Adjoint
+from coexec.staging.chains import Chain
 from coexec.staging.loops import Staged
 from coexec.staging.reads import Held
 from tracer.block import COUNT, FLAG, LOOP
@@ -23,11 +25,13 @@ from tracer.private import record
 FEWEST = 8  # turns that there is room for
 MAX_ROOM = 1 << 28  # bytes that are saved in one launch
 
+Way = Adjoint | Chain  # back through a loop
+
 
 class Turns:
     """What a loop has done on the device, from these arguments on: `count` turns, and whether its test `holds` then."""
 
-    def __init__(self, run: Any, staged: Staged, arguments: list[Any], adjoint: Adjoint | None, room: int) -> None:
+    def __init__(self, run: Any, staged: Staged, arguments: list[Any], adjoint: Way | None, room: int) -> None:
         self.staged, self.adjoint = staged, adjoint
         self._run, self._arguments = run, arguments
         self._loop = staged.loop if adjoint is None else adjoint.saving(room)
@@ -42,6 +46,7 @@ class Turns:
         if adjoint is not None and self.count:  # what is one tensor in Python is one here: tapes know it by that
             for n, place in adjoint.alike.items():
                 self._states[n] = self._given[place] if place >= 0 else self._states[-1 - place]
+        self._taken: list[list[Any]] | None = None  # what lists get, where tapes know the tensors
         self.has_widened = False  # whether there is more room another time
 
     @property
@@ -49,10 +54,23 @@ class Turns:
         """Whether there was no room for more."""
         return self.adjoint is not None and self.count == self._loop.limit and self.holds.truth()
 
+    @property
+    def lists_are_full(self) -> bool:
+        """Whether the loop may have stopped as some list had no room for more."""
+        counts = self._states[len(self._states) - 2 * len(self.staged.lists) :][1::2]
+        rooms = [grown.before[0]._out.spec.shape[0] for grown in self.staged.lists]
+        return self.holds.truth() and any(
+            2 * int(count.resolve()) > room for count, room in zip(counts, rooms, strict=True)
+        )
+
     def record(self) -> None:
         """Tells tapes of the turns."""
         if self.adjoint is not None and self.count:
             record_reads(self._arguments, self._given)
+            if isinstance(self.adjoint, Chain):
+                links = Links(self._run, self.adjoint, self._given, self._states, self._rows, self.count)
+                self._states[: self.adjoint.count], self._taken = links.record()
+                return
             saved = Saved(self._given, self.count, self._turned, self._rows, self._loop.limit)
             record_loop(self._run, self.adjoint, self._states, saved)
 
@@ -67,29 +85,39 @@ class Turns:
     def hand_over(self, variables: dict[str, Any]) -> int:
         """Appends what has grown to the lists that the variables hold; returns by how many at most."""
         lists = self.staged.lists
+        if self._taken is not None:
+            return hand_over([(variables[g.name], taken) for g, taken in zip(lists, self._taken, strict=True)])
         grown = self._states[len(self._states) - 2 * len(lists) :]
-        return hand_over(self._run, lists, grown, variables)
+        return hand_over(parts_of(self._run, lists, grown, variables))
 
 
-def adjoint_for(staged: Staged, arguments: list[Any]) -> Adjoint | str | None:
+def adjoint_for(staged: Staged, arguments: list[Any]) -> Way | str | None:
     """Returns the way back through a loop, if some tape watches what it is given; where there is none, says why."""
     if tape_is_empty() or not _watched(arguments):
         return None
     if staged.adjoint is None:
         try:
-            staged.adjoint = Adjoint(staged.loop, staged.inputs)
+            staged.adjoint = _way_back(staged)
             for step in staged.adjoint.steps:
                 if difference := differs(step.op or ""):
                     raise Refused(f"{step.op} {difference}")
         except Refused as refused:
             staged.adjoint = str(refused)
-    adjoint: Adjoint | str = staged.adjoint
-    if isinstance(adjoint, Adjoint) and _watched([arguments[k] for k in adjoint.sparse]):
+    adjoint: Way | str = staged.adjoint
+    if not isinstance(adjoint, str) and _watched([arguments[k] for k in adjoint.sparse]):
         return "a gradient is sparse"
     return adjoint
 
 
-def room_for(adjoint: Adjoint | None, turns: int, most: int) -> int:
+def _way_back(staged: Staged) -> Way:
+    if not staged.lists:
+        return Adjoint(staged.loop, staged.inputs)
+    if staged.turn is None:
+        raise Refused("a list grows in some turns otherwise than in others")
+    return Chain(staged.loop, staged.inputs, staged.turn, staged.taken)
+
+
+def room_for(adjoint: Way | None, turns: int, most: int) -> int:
     """Returns for how many turns there is to be room, where so many have been seen: no more than `most`."""
     if adjoint is None:
         return most

@@ -9,19 +9,26 @@ some way does more than compute, or the ways differ by more than the values of t
 from __future__ import annotations
 
 import ast
+import sys
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NamedTuple
 
+import tensorflow as tf
+
 from coexec.staging.reads import Reads, is_number, staging
-from coexec.staging.statements import Statements, leaves_turn, returns
-from coexec.staging.values import Missing, Scope, Whole
+from coexec.staging.recursion import Functions
+from coexec.staging.statements import leaves_turn, returns
+from coexec.staging.values import Missing, Scope, Whole, tensor_of
 from tracer.block import BRANCH, Block, steps_of
 from tracer.errors import Refused
 from tracer.lazy import LazyTensor
 from tracer.private import EagerTensor
 from tracer.spec import RESOURCE, STRING, VARIANT, Spec, spec_of
 from tracer.syntax import Decision, Simple, assigned_names, is_read
+
+MARGIN = 100  # calls that Python is left for what is called by the last
+MOST_CALLS = 3000  # on the device inside of each other
 
 _ASKED = "<asked>"  # the name of the tensor that was asked, for statements; none of Python's can have it
 
@@ -55,6 +62,8 @@ class StagedBranch:
     ends: bool  # whether it does
     asked: int | None  # which argument is the tensor that was asked, if it alone decides
     specs: list[Spec]
+    room: int | None = field(default=None, kw_only=True)  # which argument says how many calls may be in each other
+    stops: bool = field(default=False, kw_only=True)  # whether the last result says that all of it is Python's
     gradients: Any = field(default=None, init=False)  # of the results, once a tape has asked; or why there are none
 
     def arguments(self, local: dict[str, Any], asked: Any) -> list[Any] | None:
@@ -66,6 +75,8 @@ class StagedBranch:
             if not isinstance(asked, EagerTensor) or spec_of(asked) is not self.block.arguments[self.asked]:
                 return None
             arguments[self.asked] = asked
+        if self.room is not None:
+            arguments[self.room] = tf.constant(_room_for_calls(), tf.int32)
         return None if any(value is None for value in arguments) else arguments
 
     def _read(self, local: dict[str, Any]) -> list[Any] | None:
@@ -129,7 +140,7 @@ def stage_branch(decision: Decision, asked: Any, frame: FrameType, local: dict[s
 def _write(
     nodes: list[Any], reads: Reads, scope: Scope, before: Any, assigned: set[str], ends: bool, asked: int | None
 ) -> StagedBranch:
-    statements = Statements(reads)
+    statements = Functions(reads)
     results: list[Any] = []
     names: dict[str, Any] = {}
     value: Any = None
@@ -138,7 +149,7 @@ def _write(
             value = statements.returned(nodes, scope)
         else:
             statements.run(nodes, scope, False)
-        if statements.leave is not None:
+        if statements.leave is not None and (statements.room is None or statements.reasons):
             raise Refused(statements.reasons[-1] if statements.reasons else "a loop in it may be left to Python")
         if ends:
             value = form_of_value(value, reads, results)
@@ -150,10 +161,14 @@ def _write(
                         names[name] = form_of_value(after, reads, results)
                     except Refused as refused:
                         raise Refused(f"{name!r}: {refused}") from None
-        block = reads.stage.block(results)
+        if statements.leave is not None:  # the last result
+            results.append(statements.leave)
+        block = reads.stage.block([tensor_of(value) for value in results])
     if not results or not any(inner.op == BRANCH for step in block.steps for inner in (step, *steps_of(step))):
         raise Refused("no tensor decides about tensors")
-    return StagedBranch(block, reads, names, value, ends, asked, [tensor._out.spec for tensor in results])
+    specs = [tensor_of(value)._out.spec for value in results]
+    stops = statements.leave is not None
+    return StagedBranch(block, reads, names, value, ends, asked, specs, room=statements.room, stops=stops)
 
 
 def form_of_value(value: Any, reads: Reads, results: list[Any]) -> Any:
@@ -186,6 +201,15 @@ def _settled(branch: ast.If) -> set[str]:
         for way in (branch.body, branch.orelse)
     ]
     return ways[0] & ways[1]
+
+
+def _room_for_calls() -> int:
+    """Returns how many calls Python would still take inside of each other, and some less."""
+    frame: FrameType | None = sys._getframe()
+    room = sys.getrecursionlimit() - MARGIN
+    while frame is not None:
+        room, frame = room - 1, frame.f_back
+    return max(min(room, MOST_CALLS), 0)
 
 
 _UNBOUND = object()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tracer.block import BRANCH, STRUCTURES, Block, Branch
+from tracer.block import BRANCH, LOOP, STRUCTURES, Block, Branch
 from tracer.errors import Refused
 from tracer.graph import CONST, LIST, Step
 from tracer.inputs import input_enum
@@ -114,8 +114,8 @@ def gradient_of(block: Block, numbers: tuple[int, ...], outer: Stage | None, cut
     """
     stage = _Taped(outer)
     given = [stage.argument(spec) for spec in block.arguments]
-    instead = {slot: stage.argument(_spec(block, slot)) for slot in cuts}
-    specs = [_spec(block, block.results[n]) for n in numbers]
+    instead = {slot: stage.argument(spec_in(block, slot)) for slot in cuts}
+    specs = [spec_in(block, block.results[n]) for n in numbers]
     backs = [stage.argument(spec) for spec in specs]
     if not all(map(has_gradient, specs)):
         return Gradient(stage.block([]), ())
@@ -138,7 +138,8 @@ def dense(gradient: Gradient) -> Gradient:
     return gradient
 
 
-def _spec(block: Block, result: Any) -> Spec:
+def spec_in(block: Block, result: Any) -> Spec:
+    """Returns the spec of a result of a block, or of what one of its slots holds."""
     if isinstance(result, tuple):
         return result[1]
     if result < 0:
@@ -226,7 +227,7 @@ def _structure(stage: Stage, step: Step, inputs: list[Any]) -> list[Any]:
     if not isinstance(stage, _Taped):
         return stage.structure(step.op or "", step.attrs[1], given, [out.spec for out in step.outputs])
     if step.op != BRANCH:
-        raise Refused("there is a loop in it")
+        raise Refused("there is a loop in it" if step.op == LOOP else "a function in it calls itself")
     return _branch(stage, step, *given)
 
 

@@ -34,7 +34,6 @@ from coexec.staging.values import (
 from tracer.effects import Effects
 from tracer.errors import Refused
 from tracer.lazy import LazyTensor
-from tracer.stage import Stage
 
 _BINARY: dict[type, Any] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -59,7 +58,6 @@ class Expressions(Paths):
     def __init__(self, reads: Reads) -> None:
         super().__init__(reads)
         self.depth = 0
-        self._own: dict[int, tuple[list[Any], Stage]] = {}  # by id: lists that were made, and where
         self.compared_numbers = False  # a chain of comparisons has compared numbers of Python's
 
     def evaluate(self, node: ast.expr, scope: Scope) -> Any:
@@ -284,10 +282,13 @@ class Expressions(Paths):
         return self._ran(operator.getitem, (owner, index), {})
 
     def _call(self, node: ast.Call, scope: Scope) -> Any:
-        if isinstance(node.func, ast.Attribute) and node.func.attr == "append" and len(node.args) == 1:
+        if isinstance(node.func, ast.Attribute) and node.func.attr in ("append", "extend") and len(node.args) == 1:
             owner = self.evaluate(node.func.value, scope)
             if type(owner) is list and not node.keywords:
-                return self._append(owner, self.evaluate(node.args[0], scope))
+                given = self.evaluate(node.args[0], scope)
+                for value in [given] if node.func.attr == "append" else self._extending(owner, given):
+                    self._append(owner, value)
+                return None
         function = self.evaluate(node.func, scope)
         args = self._items(node.args, scope)
         kwargs: dict[str, Any] = {}
@@ -297,15 +298,10 @@ class Expressions(Paths):
             kwargs[keyword.arg] = self.evaluate(keyword.value, scope)
         return self.call(function, args, kwargs)
 
-    def _append(self, owner: list[Any], value: Any) -> None:
-        place = self.reads.place(owner)
-        if place is not None and self.lists is not None:
-            rows = self.rows[place] = self.lists.appended(place, self.rows.get(place), value)
-            self.leave_if(self.lists.lacks(rows))
-        elif place is None and self._own.get(id(owner), (None, None))[1] is self.stage:
-            owner.append(value)
-        else:
-            raise Refused("a list is changed in place")
+    def _extending(self, owner: list[Any], given: Any) -> list[Any]:
+        if given is owner or type(given) not in (list, tuple):
+            raise Refused("a list is extended by what is not understood")
+        return self.iterated(given)
 
     def call(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Calls a function that only computes, or one of the user's that does nothing else."""

@@ -12,6 +12,7 @@ from tracer.block import COUNT
 from tracer.errors import Refused
 from tracer.lazy import LazyTensor
 from tracer.spec import RESOURCE, STRING, VARIANT, Spec, intern_spec
+from tracer.stage import Stage
 
 ROWS = 32  # of a buffer, until a loop has been seen to need more
 MAX_BYTES = 1 << 24  # of a buffer
@@ -41,18 +42,21 @@ class Lists:
         self.grown: dict[int, Grown] = {}  # by the read that the list has come from
         self.counts: dict[int, Whole] = {}  # what they have grown by before the first turn, as arguments
         self.lengths: dict[int, Any] = {}  # how many they hold before it, where somebody asks
+        self.taken: list[tuple[int, Stage, LazyTensor]] = []  # all that they take, in order, and on which path
+        self.parted: set[int] = set()  # those that take something on some paths only
 
     def before(self, place: int) -> Rows:
         """Returns a list's rows before the first turn."""
         return self.grown[place].before
 
-    def appended(self, place: int, rows: Rows | None, value: Any) -> Rows:
-        """Writes down that a list takes one more tensor, into the last row where the buffer is full."""
+    def appended(self, place: int, rows: Rows | None, value: Any, stage: Stage) -> Rows:
+        """Writes down in a stage that a list takes one more tensor, into the last row where the buffer is full."""
         if not isinstance(value, LazyTensor):
             raise Refused(f"a list takes a {'number' if isinstance(value, Whole) else type(value).__name__}")
         buffer, count = rows or self._started(place, value._out.spec).before
         if self.grown[place].element is not value._out.spec:
             raise Refused("a list takes tensors of several shapes or dtypes")
+        self.taken.append((place, stage, value))
         index = tf.reshape(tf.minimum(count.tensor, self.rows - 1), [1, 1])
         buffer = tf.tensor_scatter_nd_update(buffer, index, tf.expand_dims(value, 0))
         return buffer, Whole(count.tensor + 1)
@@ -89,6 +93,13 @@ class Lists:
         buffer = stage.argument(intern_spec(spec.enum, (self.rows, *spec.shape)))
         self.grown[place] = Grown(name, spec, (buffer, self._count(place)))
         return self.grown[place]
+
+    def taken_in(self, stage: Stage, growing: list[tuple[int, Grown]]) -> list[tuple[int, LazyTensor]] | None:
+        """Returns what each turn, written down in a stage, appends to which of the lists; None if turns differ."""
+        if self.parted.intersection(self.grown):
+            return None
+        numbers = {place: n for n, (place, _) in enumerate(growing)}
+        return [(numbers[place], value) for place, within, value in self.taken if within is stage]
 
     def settled(self) -> list[tuple[int, Grown]]:
         """Returns all that grow; refuses where something else has been asked of one than to grow."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from coexec.staging.lists import ROWS, Grown, Lists
 from coexec.staging.reads import Reads, is_number, staging
 from coexec.staging.statements import LIMIT, Break, Continue, Return, Statements
 from coexec.staging.values import Missing, Scope, Whole, form_of, is_one_kind, spec, tensor_of
-from tracer.block import COUNT, Loop
+from tracer.block import COUNT, Block, Loop
 from tracer.errors import Refused
 from tracer.intercept import make_constant
 from tracer.lazy import LazyTensor
@@ -58,6 +58,8 @@ class Staged:
     constants: dict[str, Any]  # names that each turn gives the same Python value
     inputs: tuple[Spec, ...]
     lists: list[Grown]  # what they have grown by is behind the states
+    turn: Block | None  # what a turn gives for the states, and what it appends; None if turns append not the same
+    taken: list[int]  # to which of the lists
     adjoint: Any = field(default=None, init=False)  # the way back, once a tape has asked; or why there is none
 
     def arguments(self, local: dict[str, Any]) -> list[Any] | None:
@@ -232,7 +234,11 @@ def _write(
         raise Refused("two names are one list")
     with turning:
         results.append(leave if leave is not None else tf.constant(False))
-    body_block = turning.block(results)
+    taken = lists.taken_in(turning, growing)
+    turn = turning.block([*results, *(value for _, value in taken or ())])
+    body_block = replace(turn, results=turn.results[: len(results)])
+    count = len(results) - 1 - 2 * len(growing)
+    turn = replace(turn, results=(*turn.results[:count], *turn.results[len(results) :]))
     inputs = reads.stage.arguments
     position = {id(lazy): n for n, lazy in enumerate(inputs)}
     loop = Loop(
@@ -246,7 +252,9 @@ def _write(
         ),
         LIMIT,
     )
-    return Staged(loop, reads, states, constants, tuple(lazy._out.spec for lazy in inputs), [g for _, g in growing])
+    specs, grown = tuple(lazy._out.spec for lazy in inputs), [g for _, g in growing]
+    taken_by = [number for number, _ in taken or ()]
+    return Staged(loop, reads, states, constants, specs, grown, turn if taken is not None else None, taken_by)
 
 
 def _shown(value: Any) -> str:
@@ -265,10 +273,10 @@ def _fixed(tensor: Any, name: str) -> Spec:
 
 
 def appended_names(body: list[ast.stmt]) -> set[str]:
-    """Returns the names of which `append` is called."""
+    """Returns the names of which `append` or `extend` is called."""
     return {
         n.func.value.id for s in body for n in ast.walk(s)
-        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "append"
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr in ("append", "extend")
         and isinstance(n.func.value, ast.Name)
     }  # fmt: skip
 

@@ -29,6 +29,7 @@ class Paths:
         self.leave: Any = None
         self.lists: Lists | None = None  # those that may grow
         self.rows: dict[int, Rows] = {}  # what they have grown by, on this path
+        self._own: dict[int, tuple[list[Any], Stage]] = {}  # by id: lists that were made, and where
         self._grown: dict[Stage, dict[int, Rows]] = {}  # and on those that have been written down
 
     def branched(self, truth: LazyTensor, then: Any, other: Any) -> Any:
@@ -55,6 +56,16 @@ class Paths:
         finally:
             self.stage, self.leave, self.rows = outer, before, rows
 
+    def _append(self, owner: list[Any], value: Any) -> None:
+        place = self.reads.place(owner)
+        if place is not None and self.lists is not None:
+            rows = self.rows[place] = self.lists.appended(place, self.rows.get(place), value, self.stage)
+            self.leave_if(self.lists.lacks(rows))
+        elif place is None and self._own.get(id(owner), (None, None))[1] is self.stage:
+            owner.append(value)
+        else:
+            raise Refused("a list is changed in place")
+
     def grown(self, stage: Stage) -> dict[int, Rows]:
         """Returns the rows of lists that have grown on a path."""
         found = self._grown[stage]
@@ -66,6 +77,7 @@ class Paths:
         places = sorted({place for stage, _, _ in paths for place in self.grown(stage)})
         if places:
             assert self.lists is not None
+            self.lists.parted.update(places)
             for (stage, _, _), row in zip(paths, values, strict=True):
                 for place in places:
                     row += self._grown[stage].get(place) or self.lists.before(place)

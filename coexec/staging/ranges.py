@@ -140,8 +140,11 @@ class RangeTurns:
         return local[self.loop.target.id] == _last(self.loop, local)  # type: ignore[attr-defined]
 
 
-def stage_range_turns(decision: Decision, frame: FrameType, local: dict[str, Any]) -> RangeTurns:
-    """Writes down the rest of the loop that `frame` is in, as turns; raises `Refused` if that is Python's."""
+def stage_range_turns(decision: Decision, frame: FrameType, local: dict[str, Any], rows: int) -> RangeTurns:
+    """Writes down the rest of the loop that `frame` is in, as turns; raises `Refused` if that is Python's.
+
+    Lists may grow in it by so many `rows`: all of what they take, as Python's own iterator stays where it is.
+    """
     loop, ahead, behind = _parts(decision, frame, local)
     assert decision.leaves is not None
     target = loop.target.id  # type: ignore[attr-defined]
@@ -149,13 +152,17 @@ def stage_range_turns(decision: Decision, frame: FrameType, local: dict[str, Any
     goes_on = ast.UnaryOp(ast.Not(), decision.leaves.test)
     turn = [*behind, _counting(target, _step(loop)), *ahead, _counting(_LAST, 0)]
     within, besides = {**local, _LAST: _last(loop, local)}, frozenset((_LAST,))
-    turns = stage_loop(ast.While(ast.BoolOp(ast.And(), [goes_on, more]), turn, []), frame, within, besides=besides)
+    turns = stage_loop(
+        ast.While(ast.BoolOp(ast.And(), [goes_on, more]), turn, []), frame, within, rows=rows, besides=besides
+    )
     last = None
     if not all(isinstance(statement, ast.Pass) for statement in behind):
-        last = stage_loop(ast.While(goes_on, [*behind, _counting(target, 0)], []), frame, within, besides=besides)
+        last = stage_loop(
+            ast.While(goes_on, [*behind, _counting(target, 0)], []), frame, within, rows=rows, besides=besides
+        )
         last.loop = replace(last.loop, limit=1)
-    if turns.lists or (last is not None and last.lists):
-        raise Refused("a list grows under a tape")
+    if last is not None and any(grown.length is not None for grown in last.lists):
+        raise Refused("the length of a list is asked for that grows in it")
     return RangeTurns(turns, last, loop)
 
 

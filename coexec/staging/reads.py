@@ -6,7 +6,7 @@ import builtins
 import contextlib
 import weakref
 from collections.abc import Iterator
-from types import CellType, CodeType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import keras
@@ -26,7 +26,7 @@ from tracer.stage import Stage
 _PLAIN = frozenset({int, float, bool, complex, str, bytes, type(None)})
 CONTAINERS = (list, tuple, dict)
 
-LOCAL, GLOBAL, CELL, ATTRIBUTE, ITEM, LENGTH, VALUE, OBJECT = range(8)
+LOCAL, GLOBAL, CELL, ATTRIBUTE, ITEM, LENGTH, VALUE, OBJECT, SHARED = range(9)
 _MISSING = object()
 
 
@@ -61,6 +61,7 @@ class Reads(Watcher):
         self._reads: list[_Read] = []
         self._known: dict[Any, tuple[int, Any]] = {}
         self._places: dict[int, int] = {}  # by id: reads of objects and containers
+        self._made: dict[int, tuple[int, int]] = {}  # by the id of a cell: the function made in the call that has it
         self._held: dict[int, LazyTensor] = {}  # by the id of a variable's handle: what it holds
         self._kept: list[Any] = []  # while staging
 
@@ -94,6 +95,9 @@ class Reads(Watcher):
     def cell(self, cell: CellType, name: str) -> Any:
         """Reads a variable of an enclosing function."""
         try:
+            if id(cell) in self._made:
+                place, number = self._made[id(cell)]
+                return self._read(place, SHARED, number, cell.cell_contents)
             return self._read(-1, CELL, _Known(cell), cell.cell_contents)
         except ValueError:
             raise Refused(f"{name!r} has no value yet") from None
@@ -118,7 +122,10 @@ class Reads(Watcher):
         if known is not None:
             return known[1]
         number = len(self._reads)
-        expected, shown = self._classified(value, number)
+        if kind in (LOCAL, SHARED) and type(value) is FunctionType and is_made(value):
+            expected, shown = self._function(value, number)
+        else:
+            expected, shown = self._classified(value, number)
         self._reads.append(_Read(parent, kind, key, expected))
         self._known[parent, kind, key] = number, shown
         return shown
@@ -144,6 +151,17 @@ class Reads(Watcher):
             return ("same", weakref.ref(value)), self._kept[-1]
         except TypeError:
             return ("same", lambda: value), self._kept[-1]
+
+    def _function(self, function: FunctionType, number: int) -> tuple[Any, Any]:
+        """Notes a function that the program makes anew in each call: its code counts, and what it shares is read."""
+        self._kept.append(function)
+        first = self._places.setdefault(id(function), number)
+        if first != number:
+            return ("alias", first), function
+        for n, cell in enumerate(function.__closure__ or ()):
+            self._kept.append(cell)
+            self._made.setdefault(id(cell), (number, n))
+        return ("made", function.__code__), function
 
     def _argument(self, spec: Spec, number: int) -> LazyTensor:
         self.fetched.append(number)
@@ -189,7 +207,7 @@ class Reads(Watcher):
 
     def finish(self) -> None:
         """Ends the staging."""
-        self._kept, self._known, self._places, self._held = [], {}, {}, {}
+        self._kept, self._known, self._places, self._held, self._made = [], {}, {}, {}, {}
 
     def again(self, local: dict[str, Any]) -> list[Any] | None:
         """Looks everything up again; returns the arguments, or None if something is no longer the same."""
@@ -217,6 +235,9 @@ class Reads(Watcher):
                     return None
             elif how == "method":
                 if type(value) is not MethodType or value.__func__ is not what[0]() or value.__self__ is not what[1]():
+                    return None
+            elif how == "made":
+                if type(value) is not FunctionType or value.__code__ is not what or not is_made(value):
                     return None
             elif how == "alias":
                 if value is not values[what]:
@@ -270,6 +291,11 @@ class _Known:
         return id(self.thing)
 
 
+def is_made(function: FunctionType) -> bool:
+    """Returns whether a function is one that is made inside of others, and like all others made there."""
+    return "<locals>" in function.__qualname__ and not function.__kwdefaults__ and not vars(function)
+
+
 def _fetch(owner: Any, kind: int, key: Any, local: dict[str, Any]) -> Any:
     if kind == LOCAL:
         return local[key]
@@ -287,5 +313,7 @@ def _fetch(owner: Any, kind: int, key: Any, local: dict[str, Any]) -> Any:
         return len(owner)
     if kind == OBJECT:
         return key()
+    if kind == SHARED:
+        return owner.__closure__[key].cell_contents
     variable = owner.value if isinstance(owner, keras.Variable) else owner
     return Held(variable.handle, variable)

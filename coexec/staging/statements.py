@@ -250,6 +250,21 @@ class Statements(Expressions):
 
     def inlined(self, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Calls a function of the user's: its statements are carried out here."""
+        tree, scope = self.entered(function, args, kwargs)
+        if self.depth >= _DEEPEST:
+            raise Refused("calls go too deep")
+        self.depth += 1
+        try:
+            return self.carried_out(tree, scope)
+        finally:
+            self.depth -= 1
+
+    def carried_out(self, tree: Any, scope: Scope) -> Any:
+        """Returns what a function returns."""
+        return self.evaluate(tree.body, scope) if isinstance(tree, ast.Lambda) else self.returned(tree.body, scope)
+
+    def entered(self, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, Scope]:
+        """Returns the syntax of a function of the user's that is called, and its names as it begins."""
         code = function.__code__
         if code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
             raise Refused(f"{function.__qualname__} is a generator")
@@ -269,8 +284,6 @@ class Statements(Expressions):
         defaults = self.reads.attribute(function, "__defaults__", function.__defaults__)
         for n in range(self.reads.length(defaults) if defaults else 0):
             self.reads.item(defaults, n)
-        if self.depth >= _DEEPEST:
-            raise Refused("calls go too deep")
         bound = self._ran(inspect.signature(function, follow_wrapped=False).bind, args, kwargs)
         given = set(bound.arguments)
         bound.apply_defaults()
@@ -278,14 +291,7 @@ class Statements(Expressions):
             if name not in given and not isinstance(value, (int, float, bool, str, type(None))) and value != ():
                 raise Refused(f"a default of {function.__qualname__} is no plain value")
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-        scope = Scope(dict(bound.arguments), function.__globals__, cells, frozenset(code.co_varnames))
-        self.depth += 1
-        try:
-            if isinstance(tree, ast.Lambda):
-                return self.evaluate(tree.body, scope)
-            return self.returned(tree.body, scope)
-        finally:
-            self.depth -= 1
+        return tree, Scope(dict(bound.arguments), function.__globals__, cells, frozenset(code.co_varnames))
 
 
 def returns(statement: ast.stmt) -> bool:

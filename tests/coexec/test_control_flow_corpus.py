@@ -713,7 +713,7 @@ for _layer in LAYERS:
 # Recursion.
 
 
-@on("python")
+@on("device")
 def recursion_on_a_tensor(x, log):
     def halved(value, depth):
         if value < 2.0:
@@ -737,6 +737,47 @@ def recursion_on_a_number(x, log):
     return y + 0.0
 
 
+@on("device")
+def recursion_over_a_tree(x, log):
+    h = subtree(tf.cast(tf.abs(x), tf.int32) % 5)
+    return h * x
+
+
+def subtree(i):
+    if CHILDREN[i, 0] < 0:
+        return tf.cast(i, tf.float32) * 0.5
+    return tf.tanh(subtree(CHILDREN[i, 0])) + subtree(CHILDREN[i, 1]) * 0.75
+
+
+CHILDREN = tf.constant([[1, 2], [3, 4], [-1, -1], [-1, -1], [-1, -1]])
+
+
+@on("python")
+def recursion_with_effects(x, log):
+    def halved(value):
+        if value < 2.0:
+            log.append("end")
+            return value
+        return halved(value * 0.5)
+
+    y = halved(x)
+    return y
+
+
+@on("device")
+def what_a_helper_returns(x, log):
+    def bounded(value):
+        if value > 9.0:
+            return value * 0.5
+        if value < 0.0:
+            return -value
+        return value + 1.0
+
+    y = bounded(x) + bounded(x - 5.0)
+    log.append("behind")
+    return y
+
+
 # Gradients.
 
 
@@ -749,6 +790,62 @@ def a_gradient_through_a_loop(x, log):
         while y < 10.0:
             y = y * w + 5.0
     return y, tape.gradient(y, [x, w])
+
+
+@on("device")
+def a_gradient_through_a_list(x, log):
+    w = tf.constant(1.5)
+    with tf.GradientTape() as tape:
+        tape.watch([x, w])
+        y, parts = x, [x]
+        while y < 10.0:
+            y = y * w + 5.0
+            parts.append(tf.sin(y))
+        total = tf.add_n(parts)
+    return total, len(parts), tape.gradient(total, [x, w, *parts[:2]])
+
+
+@on("device")
+def a_gradient_through_a_list_of_a_range(x, log):
+    w = tf.constant(1.5)
+    with tf.GradientTape() as tape:
+        tape.watch([x, w])
+        y, parts = x, []
+        for k in range(6):
+            y = y * w + k
+            parts.append(y)
+            if y > 20.0:
+                break
+        total = tf.reduce_sum(tf.stack(parts) * w)
+    return total, k, tape.gradient(total, [x, w])
+
+
+@on("device")
+def a_gradient_of_what_a_helper_returns(x, log):
+    def bounded(value):
+        if value > 5.0:
+            return value * value
+        return value * 3.0
+
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = bounded(x) + 1.0
+        y = y * 2.0
+    return y, tape.gradient(y, x)
+
+
+@on("python")
+def a_gradient_of_recursion(x, log):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = powers(x)
+    return y, tape.gradient(y, x)
+
+
+def powers(value):
+    if value > 100.0:
+        return value
+    return powers(value * value + 1.0)
 
 
 @on("device")

@@ -276,7 +276,15 @@ def costly_ways(x):
     return tf.reduce_sum(m)
 
 
+def returned_to_a_caller(x):
+    def inner(v):
+        return v if v > 0.0 else -v
+
+    return inner(x) + inner(x * 2.0)
+
+
 ON_DEVICE = [
+    returned_to_a_caller,
     conditional, conditional_of_names, negated, chained_conditions, conditions_in_conditions, several_in_one_statement,
     in_the_midst_of_an_expression, over_several_lines, value_of_and, value_of_or, values_of_both, a_chain_is_a_value,
     a_chain_is_the_first_that_fails, augmented, annotated, of_itself, swapped, returned, returned_in_a_loop,
@@ -355,13 +363,6 @@ def in_a_lambda(x):
     return (lambda v: v if v > 0.0 else -v)(x)
 
 
-def returned_to_a_caller(x):
-    def inner(v):
-        return v if v > 0.0 else -v
-
-    return inner(x) + inner(x * 2.0)
-
-
 def shared_with_a_closure(x):
     def show():
         return y * 1.0
@@ -399,7 +400,7 @@ def named_on_the_way(x):
 
 ON_HOST = [
     a_number_of_pythons, a_truth_of_pythons, other_shapes, other_dtypes, none_on_one_way, on_one_line_with_others,
-    into_a_list, an_argument_of_something_unknown, in_a_comprehension, in_a_lambda, returned_to_a_caller,
+    into_a_list, an_argument_of_something_unknown, in_a_comprehension, in_a_lambda,
     shared_with_a_closure, looks_at_its_variables, fails_on_one_way, returned_from_a_try, random_on_one_way,
     named_on_the_way,
 ]  # fmt: skip

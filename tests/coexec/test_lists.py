@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import coexec
 from coexec import testing
-from coexec.runtime import decisions
+from coexec.runtime import decisions, sites
 from tests.coexec.test_control_flow import TRIPS, same
 from tests.marks import needs_places
 from tests.snapshots import assert_same, snapshot
@@ -61,6 +61,16 @@ def twice_a_turn(x):
         x = x + 9.0
         out.append(-x)
     return out
+
+
+def several_at_a_time(x):
+    out = [x]
+    while x < 100.0:
+        out.extend([x, x * 2.0])
+        x = x + 9.0
+        out.extend((x,))
+        out.extend([])
+    return out, len(out)
 
 
 def in_some_turns(x):
@@ -197,7 +207,8 @@ def made_in_a_turn(x):
 
 
 ON_DEVICE = [
-    returned, stacked, summed, several_lists, twice_a_turn, in_some_turns, behind_continue, before_break, for_ever,
+    returned, stacked, summed, several_lists, twice_a_turn, several_at_a_time, in_some_turns, behind_continue,
+    before_break, for_ever,
     known_by_two_names, counted, measured, measured_in_the_middle, in_a_helper,
     of_pairs, of_flags, of_constants, made_in_a_turn,
 ]  # fmt: skip
@@ -323,6 +334,22 @@ def extended(x):
     return out
 
 
+def extended_by_itself(x):
+    out = [x]
+    while x < 40.0:
+        x = x + 9.0
+        out.extend(out)
+    return out
+
+
+def extended_by_rows(x):
+    out = []
+    while x < 100.0:
+        x = x + 9.0
+        out.extend(tf.stack([x, x]))
+    return out
+
+
 def in_a_loop_inside(x):
     out = []
     while x < 100.0:
@@ -347,7 +374,7 @@ def assigned_in_the_loop(x):
 ON_HOST = [
     numbers, plain_numbers, other_shapes, is_looked_at, is_measured, is_empty, is_stacked,
     is_known_by_another_name_and_looked_at,
-    is_an_attribute, of_another_kind, extended, assigned_in_the_loop,
+    is_an_attribute, of_another_kind, extended, extended_by_itself, extended_by_rows, assigned_in_the_loop,
 ]  # fmt: skip
 
 
@@ -421,6 +448,28 @@ def test_lists_of_others(backend):
     assert fn.stats().decisions_on_device > 0
 
 
+def test_a_loop_over_a_range_fills_a_list(backend):
+    """All of it or nothing: Python's iterator stays where it is. A list with no room for all gets more another time."""
+
+    def function(x, most):
+        out = [None] * most
+        for k in range(most):
+            out.append(x + k)
+            if x > 60.0:
+                break
+            out.append(x * 2.0)
+            x = x + 3.0
+        return x, out, len(out), k
+
+    inputs = [(*args, most) for most in (9, 1, 90) for args in TRIPS]
+    fn = same(function, inputs * 2, backend)
+    before = fn.stats().decisions
+    with testing.compile_everything():
+        for args in inputs:
+            assert_same(snapshot(function(*args)), snapshot(fn(*args)))
+    assert fn.stats().decisions == before + len(inputs), fn.explain()
+
+
 def test_effects_beside_a_list(backend):
     """A turn with effects is Python's: what is appended before and behind it is in order."""
     log = []
@@ -463,7 +512,7 @@ def test_more_rows_than_there_are(backend):
 
 def test_a_turn_that_appends_more_than_there_is_room_for(backend, monkeypatch):
     """Is Python's, whatever it has appended by then."""
-    monkeypatch.setattr(decisions, "ROWS", 2)
+    monkeypatch.setattr(sites, "ROWS", 2)
     monkeypatch.setattr(decisions, "LIMIT", 2)
 
     def function(x):
@@ -481,7 +530,7 @@ def test_a_turn_that_appends_more_than_there_is_room_for(backend, monkeypatch):
 
 
 def test_a_list_under_a_tape(backend):
-    """What is appended has gradients: such a loop is Python's, where a tape is told of it."""
+    """What is appended has gradients: where turns append not the same, the loop is Python's."""
 
     def function(x):
         with tf.GradientTape() as tape:
@@ -489,11 +538,13 @@ def test_a_list_under_a_tape(backend):
             out, y = [], x
             while y < 100.0:
                 y = y * 1.5 + 9.0
-                out.append(y)
+                if y > 50.0:
+                    out.append(y)
             total = tf.reduce_sum(tf.stack(out)) if out else x
         return total, tape.gradient(total, x)
 
-    same(function, TRIPS, backend, on_device=False)
+    fn = same(function, TRIPS, backend, on_device=False)
+    assert "a list grows in some turns otherwise than in others" in fn.explain()
 
 
 def test_gradients_behind_a_list(backend):
