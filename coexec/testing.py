@@ -60,3 +60,9 @@ def always_follow(paused: bool = False) -> Iterator[None]:
 def count_events(function: Any) -> int:
     """Returns how many operations the last followed call of a decorated function issued."""
     return int(function._controller.last_events)
+
+
+def is_settled(function: Any) -> bool:
+    """Returns whether XLA has been asked for the segment that was launched last, and the faster backend was found."""
+    last = max(function._controller.segments._all, key=lambda compiled: compiled.used, default=None)
+    return last is None or last.refused or (last.asked and last.rival is None)

@@ -18,7 +18,9 @@ import numpy as np
 import tensorflow as tf
 
 import coexec
+from coexec.api import Function
 from coexec.compile.background import background
+from coexec.testing import is_settled
 from examples.bench.case import Case, Program
 
 WRAPPERS: dict[str, Callable] = {
@@ -31,7 +33,8 @@ GRAPHS = ("tf.function", "jit")
 COMPARED_CALLS = 5
 EARLY_CALLS = 20  # that are timed from the first on, with whatever is learnt, traced and compiled in them
 STEADY_CALLS = 10  # calls that are all followed, with nothing compiled, before the measurement starts
-STEADY_SECONDS = 2.0  # that they take at least, for what is compiled only once it has taken some time
+STEADY_SECONDS = 2.0  # that they take at least, for what is compiled only once it has taken some time,
+UNSETTLED_SECONDS = 10.0  # and while XLA has not been asked yet
 LONGEST_WARM_UP = 120.0  # seconds, for compilers that work in the background, beside the calls: XLA takes 40 for a GPT
 LONGEST_CATCH_UP = 5.0  # seconds, for the calls of the others meanwhile
 WARM_UP_CALLS = 100  # where nothing will ever be followed
@@ -178,7 +181,9 @@ def warm_up(variant: Variant, case: Case) -> int:
         steady = steady + 1 if after.followed > before.followed else 0
         if after.compiles > before.compiles or not background.wait(0):
             steady, changed = 0, time.monotonic()
-        if steady >= STEADY_CALLS and time.monotonic() > changed + STEADY_SECONDS:
+        unsettled = isinstance(variant.step, Function) and not is_settled(variant.step)
+        least = UNSETTLED_SECONDS if unsettled else STEADY_SECONDS
+        if steady >= STEADY_CALLS and time.monotonic() > changed + least:
             break
     return calls
 

@@ -89,6 +89,7 @@ def test_the_faster_backend_stays(slow, winner, monkeypatch):
     monkeypatch.setattr(Executable, "launch", slowed)
     fn = coexec.function(training()[0])
     settled(fn, X)
+    assert testing.is_settled(fn)
     assert backends(fn) == [winner]
     (cause,) = [c for c in fn._controller.ledger.causes if c.kind is Kind.BACKEND]
     assert cause.text.startswith("XLA is faster" if winner == "xla" else "the graph is no slower")
@@ -118,6 +119,16 @@ def test_moments_of_a_busy_machine(name):
             reason = compiled.took(executable, took)
     assert reason is not None
     assert (compiled.rival, compiled.executable.backend) == (None, winner)
+
+
+def test_a_segment_that_has_not_taken_its_price_is_not_settled(monkeypatch):
+    """Benchmarks wait for that: XLA is asked later."""
+    monkeypatch.setattr(segments, "thresholds", segments.Thresholds(price=1e9))
+    fn = coexec.function(training()[0])
+    for _ in range(5):
+        fn(X)
+    assert backends(fn) == ["graph"]
+    assert not testing.is_settled(fn)
 
 
 def test_compiling_changes_nothing_of_the_programs():

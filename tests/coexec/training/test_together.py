@@ -287,7 +287,10 @@ def test_data_that_run_out_or_go_on():
 
 
 def test_ctrl_c():
-    """Wherever it comes, the state is that after some number of whole steps."""
+    """Wherever it comes, the state is that of some step's operations up to there, as eagerly.
+
+    Keras counts a step behind its updates: what is not as after as many steps as it counted is as after one more.
+    """
     keras.utils.set_random_seed(3)
     model, x = prepare(mlp(), False), {"x": dataset().repeat()}
     fit(model, x=x, steps_per_epoch=40)
@@ -295,7 +298,7 @@ def test_ctrl_c():
     before = stats().calls
 
     def interrupt():
-        while stats().calls < before + 3:
+        while stats().calls < before + 12:
             time.sleep(0.01)
         _thread.interrupt_main()
 
@@ -307,12 +310,13 @@ def test_ctrl_c():
     steps = int(model.optimizer.iterations)
     assert steps > 240 + 8
     keras.utils.set_random_seed(3)
-    other = prepare(mlp(), True)
+    other, states = prepare(mlp(), True), []
     fit(other, x=x, steps_per_epoch=40)
-    fit(other, x=x, epochs=1, steps_per_epoch=steps - 240)
-    mine, others = (m.variables + m.optimizer.variables for m in (model, other))
-    for one, two in zip(mine, others, strict=True):
-        np.testing.assert_allclose(one, two, rtol=1e-2, atol=1e-4, err_msg=one.path)
+    for more in (steps - 240, 1):
+        fit(other, x=x, epochs=1, steps_per_epoch=more)
+        states.append([v.numpy() for v in other.variables + other.optimizer.variables])
+    for mine, *others in zip(model.variables + model.optimizer.variables, *states, strict=True):
+        assert any(np.allclose(mine, one, rtol=1e-2, atol=1e-4) for one in others), mine.path
 
 
 def test_the_progress_bar(capsys):
