@@ -24,6 +24,7 @@ Relies on TensorFlow 2.21; `tests/tracer/test_private.py` pins what each part mu
 * `inject_argument_info`, `injecting_code`: what a layer runs its `call` in, which writes into an error how that was
   called, and its code, whose frame has the names `fn`, `object_name`, `args` and `kwargs`.
 * `_EagerTensorCache.put`: where gradient functions keep tensors for the next time.
+* `Context._initialized`: whether TensorFlow has looked for devices, as it does with its first operation.
 * `is_op_determinism_enabled`: whether runs are to be equal to the bit.
 * `pywrap_tf_session`: TensorFlow reads `TF_XLA_FLAGS` when one of them is asked for, and never again.
 * `SetMinLogLevel` of Abseil, as TensorFlow's library exports it: what of C++'s messages is printed.

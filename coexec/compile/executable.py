@@ -40,11 +40,6 @@ _UNNAMED = _NAME.format("0" * 32)
 # an LSTM's (9) 0.87, and a GPT's (109) 1.16.
 FINE_GRAIN = 1 << 14
 
-# Whether XLA gets loops where operations come again and again. On two busy cores a NASRNN's step of 100 turns took 8 s
-# to compile, unrolled 36; its launches 8.8 ms, unrolled 8.3, and 14.9 as a graph (the best of 30, in turns). At 10 it
-# was 3.9 s of CPU time and 4.7, and 1.3 ms and 1.6; of an LSTM's step of 20 turns 3.8 s and 7.0, and 0.9 ms and 1.1.
-folding: bool = True
-
 
 class Executable:
     """A segment, ready to launch: `backend` is "xla" or "graph"."""
@@ -59,7 +54,7 @@ class Executable:
         body = emitter.build()
         self.ops = plan.live
         self.folded = 0  # operations that loops save, of those and others that go with them
-        if backend == "xla" and folding:
+        if backend == "xla":
             there, left = fold(body, emitter.functions, emitter.outside)
             if left < there:
                 self.ops, self.folded = left, there - left

@@ -1,10 +1,11 @@
 """Fold: operations that come again and again (`repeats`) become one loop, whose turns are compiled once.
 
-XLA takes 5 to 25 ms an operation, so a loop of Python's that is unrolled into a segment takes minutes at some hundred
-turns, with its gradient. What a turn takes is the same in each turn, or what the turn before has given, or one of
-several values from outside, which are stacked: the turns of a gradient take the stacks of the loop it is of, from
-behind. What is asked of each turn is stacked, too; a sum over all of them (`AddN`) is summed up in the loop, turn by
-turn, as XLA would: it may add up in another order than the kernel, which rounds otherwise.
+XLA takes 2 to 20 ms an operation, so a loop of Python's that is unrolled into a segment takes it long: a NASRNN's step
+of 100 turns took 36 s on two busy cores, and as loops 8 s, for launches of 8.3 ms unrolled, 8.8 as loops, and 14.9 as a
+graph. What a turn takes is the same in each turn, or what the turn before has given, or one of several values from
+outside, which are stacked: the turns of a gradient take the stacks of the loop it is of, from behind. What is asked of
+each turn is stacked, too; a sum over all of them (`AddN`) is summed up in the loop, turn by turn, as XLA would: it may
+add up in another order than the kernel, which rounds otherwise.
 
 What has state, reads or writes variables, or is not XLA's stays outside: a turn with that in it is none. For XLA only.
 """

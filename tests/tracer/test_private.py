@@ -661,6 +661,30 @@ def test_gradient_functions_keep_tensors():
     assert context.context().zeros_cache().flush() is None
 
 
+def test_caches_are_filled_by_put(monkeypatch):
+    """The hook that keeps lazy tensors out of them stands there."""
+    asked = []
+    monkeypatch.setattr(context._EagerTensorCache, "put", lambda self, key, value: asked.append(key))
+    cache = context.context().ones_rank_cache()
+    cache.flush()
+    with tf.GradientTape() as tape:
+        tape.watch(X)
+        y = tf.reduce_sum(X)
+    tape.gradient(y, X)
+    assert asked == [1]
+    assert cache.get(1) is None
+
+
+def test_devices_are_looked_for_with_the_first_operation():
+    """Before it, a program may still say which are to be seen."""
+    code = (
+        "import tensorflow as tf; from tracer.private import context; c = context.context();"
+        "before = c._initialized; tf.constant(1.0) + 1.0; print(before, c._initialized)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert found.stdout.split() == ["False", "True"], found.stderr[-2000:]
+
+
 READS_FLAGS_ONCE = """
 import os
 import tensorflow as tf
