@@ -100,6 +100,8 @@ def kind_of(value: Any) -> str:
 
 
 def message_of(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return str(error).partition(" exceeded")[0]  # what Python was about to do depends on the depth, eagerly, too
     return DECORATION.sub("", str(error)).strip()
 
 

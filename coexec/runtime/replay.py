@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -28,16 +28,19 @@ from tracer.seeds import Pair, join
 from tracer.spec import intern_spec
 
 
-def replay(pending: Pending, seeds: list[Pair]) -> None:
+def replay(pending: Pending, seeds: list[Pair], changed: Callable[[Step, list[Any]], list[Any]] | None = None) -> None:
     """Runs a segment's operations in order and gives each lazy tensor that somebody wants its eager one.
 
     A failing operation raises what it raises eagerly, and `pending.at` is its step; those before it have run, those
-    behind it have not.
+    behind it have not. With `changed`, those behind an operation get what that makes of the operation's results.
     """
     values = pending.values
+    real: list[Any] = [None] * len(values)
     with handling(None), record.stop_recording():
         steps, said = pending.reaching(), (pending.assertions, pending.notes)
-        for step, tensors in _run(steps, pending.feeds, seeds, [None] * len(values), *said):
+        for step, tensors in _run(steps, pending.feeds, seeds, real, *said):
+            if changed is not None:
+                tensors = real[step.first : step.end] = changed(step, tensors)
             for n, tensor in enumerate(tensors):
                 lazy = values[step.first + n]
                 if lazy is not None:

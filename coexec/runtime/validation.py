@@ -12,8 +12,9 @@ import tensorflow as tf
 from coexec.compile.executable import Executable
 from coexec.runtime.pending import Pending
 from coexec.runtime.replay import replay
+from coexec.runtime.rounding import nudged, otherwise_rounded
 from tracer.inputs import array_of
-from tracer.intercept import handling, make_constant
+from tracer.intercept import handling
 from tracer.private import context, record
 from tracer.seeds import Pair, settled
 from tracer.spec import RESOURCE
@@ -27,18 +28,15 @@ TOLERANCE = {
 # So many values in a hundred may differ more: a comparison or a maximum may go the other way on an exact tie.
 TIES = 1
 
-# Where values differ by more, the operations run again on inputs that are other ones in their last digits, so often.
-# What that changes was rounding all along (the gradient of a bias in front of a normalisation, say), and compiled code
-# may have it otherwise by so many times as much.
+# Where values differ by more, the operations run again, so often, with other last digits (`runtime/rounding`). What
+# that changes was rounding all along (the gradient of a bias in front of a normalisation, the loss of a classifier that
+# is sure), and compiled code may have it otherwise by so many times as much.
 SHAKES = 3
 MARGIN = 16.0
 
 
 # Why a launch came to nothing that raised nothing.
 CHECKED = "its checks keep failing, though no operation fails"
-
-# What the values of a type differ by, at least.
-DIGIT = {tf.float16: 2.0**-10, tf.bfloat16: 2.0**-7, tf.float32: 2.0**-23, tf.float64: 2.0**-52}
 
 
 class Declined(Exception):
@@ -99,27 +97,18 @@ def reason_of(error: Exception) -> str:
 def _shaken(
     pending: Pending, seeds: list[Pair], variables: list[Any], before: dict[int, Any], wanted: list[int], shake: int
 ) -> list[Any] | None:
-    """Returns what the operations give, and write, for inputs that differ in their last digits; None if they fail."""
+    """Returns what the operations give, and write, where last digits are other ones throughout; None if they fail."""
     numbers = np.random.default_rng(shake)
     cells = [types.SimpleNamespace(_value=None) for _ in pending.values]
     feeds = [
-        _variable(_nudged(before[n], numbers)) if n in before else _nudged(feed, numbers)
+        _variable(nudged(before[n], numbers)) if n in before else nudged(feed, numbers)
         for n, feed in enumerate(pending.feeds)
     ]
     try:
-        replay(dataclasses.replace(pending, feeds=feeds, values=cells), seeds)
+        replay(dataclasses.replace(pending, feeds=feeds, values=cells), seeds, otherwise_rounded(numbers))
     except Exception:  # an assertion may depend on these digits, too
         return None
     return [*(cells[number]._value for number in wanted), *(_read(feeds[n], enum) for n, _, enum in variables)]
-
-
-def _nudged(tensor: Any, numbers: np.random.Generator) -> Any:
-    """Returns a tensor of floats with each value up to some units of its last place away; any other as it is."""
-    if tensor.dtype not in DIGIT:
-        return tensor
-    array = array_of(tensor)
-    wide = array.astype(np.float64) * (1.0 + 4.0 * DIGIT[tensor.dtype] * numbers.uniform(-1.0, 1.0, array.shape))
-    return make_constant(wide.astype(array.dtype), tensor.dtype)
 
 
 def _read(handle: Any, enum: int) -> Any:

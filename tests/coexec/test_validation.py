@@ -238,6 +238,34 @@ def test_numbers_that_are_nothing_but_rounding():
     assert "not compiled by XLA" not in step.explain()
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_classifier_that_is_sure(backend, fused):
+    """Its loss is what rounding leaves of a sum next to one: compiled code may have another one, and is used."""
+    labels = np.arange(32) % 10
+    sure = 12.5 * np.eye(10, dtype=np.float32)[labels] + np.random.default_rng(3).normal(size=(32, 10), scale=0.3)
+    bias = tf.Variable(tf.zeros(10))
+
+    @coexec.function(jit_compile=JIT[backend])
+    def step(logits):
+        with tf.GradientTape() as tape:
+            given = logits + bias
+            if fused:
+                loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, given)
+            else:
+                loss = -tf.math.log(tf.gather(tf.nn.softmax(given), labels, batch_dims=1))
+            loss = tf.reduce_mean(loss)
+        bias.assign_sub(1e-3 * tape.gradient(loss, bias))
+        return loss
+
+    with testing.compile_everything():
+        losses = [float(step(tf.constant(sure * scale, tf.float32))) for scale in (1.0, 1.0, 1.0, 1.1, 1.2)]
+        with coexec.validate():
+            losses += [float(step(tf.constant(sure * scale, tf.float32))) for scale in np.linspace(0.9, 1.4, 40)]
+    assert 0 <= min(losses) < 1e-6
+    assert step.stats().validated >= 40
+    assert "found by validation" not in step.explain()
+
+
 def test_a_fault_among_rounding_is_found(monkeypatch):
     """A wrong number beside sums that cancel is one, however large those are."""
     launch = Executable.launch

@@ -271,7 +271,8 @@ class Maker:
         self.inside[-1] = "loop"
         turn = f"t{len(self.inside)}"  # an inner loop must not begin this one anew
         count = Statement([(f"{turn} += 1", None)])
-        head = f"{turn} = 0\nwhile {turn} < {self.random.randint(2, 5)} and {self.filled(self.condition())}:"
+        # In parentheses: an `or` in the condition would outvote the bound.
+        head = f"{turn} = 0\nwhile {turn} < {self.random.randint(2, 5)} and ({self.filled(self.condition())}):"
         return Statement([(head, [count, *self.block(3)])])
 
     def _try(self) -> Statement:

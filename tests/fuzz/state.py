@@ -64,8 +64,7 @@ class State:
     """One run's worth of state. Programs call it `S`."""
 
     def __init__(self, wrap):
-        self.v = tf.Variable([0.5, -0.25, 1.5])
-        self.alias = tf.Variable([1.0, 0.25, -0.5])
+        self.own = tf.Variable([0.5, -0.25, 1.5]), tf.Variable([1.0, 0.25, -0.5])
         self.m = tf.Variable([1, 20, 30])
         self.matrix = tf.constant([[0.5, -1.0, 0.25], [1.0, 0.5, -0.5], [0.0, 2.0, 1.0]])
         self.variables = {}
@@ -82,6 +81,7 @@ class State:
 
     def reset(self, call):
         """Puts what Python alone holds where it does not depend on how far a call that failed went."""
+        self.v, self.alias = self.own
         self.log, self.kept, self.named = [], [], {}
         self.layers, self.optimizer = {}, None
         self.count, self.rate = call, 0.5
@@ -93,10 +93,10 @@ class State:
         """All that can be compared; where an operation `failed` and nobody caught it, Python may have run on."""
         seen = {name: 0 if failed else getattr(layer, "seen", 0) for name, layer in self.layers.items()}
         layers = {name: (layer.variables, seen[name]) for name, layer in self.layers.items()}
-        variables = self.v, self.alias, self.m, self.variables, self.generator.state, self.seeds.state
+        variables = self.own, self.m, self.variables, self.generator.state, self.seeds.state
         optimizer = self.optimizer and self.optimizer.variables
         table = sorted(zip(*(part.numpy().tolist() for part in self.table.export()), strict=True))
-        python = self.kept, self.named, self.count, self.rate, self.out.getvalue()
+        python = self.v, self.alias, self.kept, self.named, self.count, self.rate, self.out.getvalue()
         python = self.lock.locked(), () if failed else python
         log = [readable(item) for item in self.log]
         return {"log": log, "variables": variables, "layers": layers, "optimizer": optimizer, "table": table,
