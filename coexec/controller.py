@@ -54,6 +54,7 @@ class Controller:
         self.sizes = Sizes()
         self._followed = 0
         self._pauses: list[Step] = []  # of the last call that was timed
+        self._options: dict[tuple[bool, bool, bool], Options] = {}  # under modes
         self._unvalidated = 0  # calls since the first under a mode that validates
         self.last_events = 0
         self.ahead = False  # whether the last launch of a call may go on behind it
@@ -103,8 +104,12 @@ class Controller:
         if mode.validate_every:
             validating = self._unvalidated % mode.validate_every == 0
             self._unvalidated += 1
-        strict, trusting = self.options.strict or mode.strict, mode.validate_every == 0
-        return replace(self.options, strict=strict, validating=validating, trusting=trusting)
+        key = strict, _, trusting = self.options.strict or mode.strict, validating, mode.validate_every == 0
+        options = self._options.get(key)
+        if options is None:
+            options = replace(self.options, strict=strict, validating=validating, trusting=trusting)
+            self._options[key] = options
+        return options
 
     def _run_watched(self, args: tuple[Any, ...], kwargs: dict[str, Any], directory: str | None) -> Any:
         self.ledger.count("imperative")

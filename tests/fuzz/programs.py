@@ -40,7 +40,7 @@ F = tf.debugging.check_numerics(F / tf.cast(I % 3, tf.float32), "made") | F = tf
 tf.debugging.assert_less(I, 60, "too large") | tf.debugging.Assert(tf.reduce_sum(I) < 150, [I])
 tf.debugging.assert_equal(I[0] % 4 == 3, False) | tf.debugging.assert_all_finite(F / tf.cast(I, tf.float32), "made")
 F = tf.tensor_scatter_nd_update(F, [[N]], [0.5]) | F = F + tf.gather_nd(F, [[N]]) * 0.5
-F = tf.math.unsorted_segment_sum(F, I % 4, 3) | F = tf.linalg.cholesky(tf.linalg.diag(F + 1.2371))[0]
+F = tf.math.unsorted_segment_sum(F, I % 4, 3) | F = S.root(F + 1.2371)
 S.v.scatter_update(tf.IndexedSlices(F[:1], [N])) | S.v.scatter_nd_add([[N]], F[:1]) | S.v[M].assign(F[0])
 F = tf.linalg.inv(tf.linalg.diag(tf.cast(I % 5, tf.float32)))[0] | F = S.embed(I % 4) | F = F[N:] + F
 F = tf.reshape(F, [N, -1])[0] + F * 0 | F = tf.stack(tf.split(F, 3))[:, 0] | F = F + tf.math.truediv(call, call % 4)
