@@ -16,7 +16,8 @@ ATOMS = (type(None), bool, int, str, bytes, type, range, slice, tf.DType, tf.Ten
 # TensorFlow prefixes op errors with the graph node that wraps an eager kernel, ends them with an empty name,
 # numbers the Python and graph functions of a process, and appends the traceback of those that failed.
 DECORATION = re.compile(
-    r"\{\{.*?\}\} ?|,? ?name: \w*(?=$|\x1b)|(?<=pyfunc_)\d+|(?<=__inference_)[^\]\s]+|^Traceback .*",
+    r"\{\{.*?\}\} ?|,? ?name: \w*(?=$|\x1b)|(?<=pyfunc_)\d+|(?<=__inference_)[^\]\s]+|(?<=__forward_)[^\]\s]+"
+    r"|^Traceback .*",
     re.MULTILINE | re.DOTALL,
 )
 ADDRESS = re.compile(r" at 0x\w+")

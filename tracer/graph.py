@@ -91,8 +91,8 @@ class Step:
     __slots__ = (
         "arity", "assertion", "attrs", "checked", "consts", "depth", "draws", "early", "end", "exact", "executables",
         "external", "fast", "first", "frames", "host", "hot", "lists", "live", "next", "node", "notes", "op", "outputs",
-        "parent", "pattern", "pause", "plain", "regions", "risky", "seeded", "single", "slots", "specs", "tape",
-        "variant", "visits",
+        "parent", "pattern", "pause", "plain", "regions", "risky", "seeded", "single", "slots", "specs", "spelled",
+        "tape", "variant", "visits",
     )  # fmt: skip
     end: int
     live: int
@@ -141,6 +141,7 @@ class Step:
         self.hot: Step | None = None
         self.visits = 0
         self.executables: Any = None  # owned by the runtime: what has been compiled for a cut behind this step
+        self.spelled: dict[int, tuple[Any, Any]] | None = None  # what lists among the inputs said, and became
         self.tape: Any = None  # the complete attributes, for gradient tapes
         self.regions: Any = None  # owned by the runtime: library calls that begin behind this step
         self.pattern: Any = None  # owned by the runtime: of those, the arguments of the one that came last

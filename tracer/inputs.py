@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tracer.lazy import LazyTensor
-from tracer.op import Const, Signature
+from tracer.lazy import LazyTensor, new_lazy
+from tracer.op import Const, Signature, freeze
 from tracer.private import CompositeTensor, EagerTensor, is_resource_variable, types_pb2
 from tracer.spec import INTEGERS, Spec, intern_spec
 
@@ -49,6 +50,33 @@ def settle(signature: Signature, args: tuple[Any, ...]) -> tuple[Any, ...]:
             except (TypeError, ValueError, Unsupported):
                 continue  # TensorFlow says what is wrong with it
     return args if settled is None else tuple(settled)
+
+
+def spelled(given: tuple[Any, ...], settled: tuple[Any, ...]) -> dict[int, tuple[Any, Any]]:
+    """Returns which constants lists and shapes have become, by input: what they say, and the output of the tensor.
+
+    Given again at the same place, with other inputs that are alike, they become the same.
+    """
+    found = {}
+    for i, (value, tensor) in enumerate(zip(given, settled, strict=True)):
+        if value is not tensor and type(tensor) is LazyTensor and tensor._out.const is not None:
+            with contextlib.suppress(TypeError):  # one that holds tensors says something else each time
+                found[i] = freeze(value), tensor._out
+    return found
+
+
+def as_spelled(spelled: dict[int, tuple[Any, Any]], args: tuple[Any, ...], run: Any) -> tuple[Any, ...]:
+    """Returns the arguments with lists and shapes made constants of a call, if they say what they said before."""
+    made = list(args)
+    for i, (said, out) in spelled.items():
+        try:
+            if type(args[i]) is LazyTensor or freeze(args[i]) != said:
+                return args
+        except (IndexError, TypeError):
+            return args
+        made[i] = lazy = new_lazy(out, -1, run)
+        run.constants.append(lazy)
+    return tuple(made)
 
 
 def _tensor(signature: Signature, i: int, args: tuple[Any, ...], value: Any) -> Any:

@@ -28,7 +28,7 @@ from tracer.constants import constant_output, index_outputs
 from tracer.cursor import FORCED, Cursor, Mismatch
 from tracer.errors import FailedTensor
 from tracer.graph import Step, TraceGraph
-from tracer.inputs import settle, small
+from tracer.inputs import as_spelled, settle, small, spelled
 from tracer.intercept import tape_is_empty
 from tracer.lazy import LazyTensor, has_pending, new_lazy
 from tracer.location import place_of
@@ -85,6 +85,8 @@ class Following:
             step = cursor.step.hot
             if step is None or self.recorder is not None or self.forced >= 0:
                 return None
+            if step.spelled is not None:
+                args = as_spelled(step.spelled, args, self)
             if step.plain:
                 if not cursor.is_next(step, op, args):
                     return None
@@ -113,8 +115,9 @@ class Following:
         with _lock:
             cursor = self.cursor
             step = cursor.step.hot
-            if step is not None and not step.host and self.forced < 0 and cursor.fits(step, op, args, None):
-                result = self._answer(step)
+            known = args if step is None or step.spelled is None else as_spelled(step.spelled, args, self)
+            if step is not None and not step.host and self.forced < 0 and cursor.fits(step, op, known, None):
+                args, result = known, self._answer(step)
                 cursor.step = step
             else:
                 step, args = self._match_fast(op, args)
@@ -159,6 +162,8 @@ class Following:
             if step is None:
                 count = len(signature.inputs)
                 step = cursor.adopt("fast", op, args[:count], args[count:], args)
+            if step is not None and args is not given:
+                step.spelled = spelled(given, args) or None
             if step is None and cursor.mismatch is not None and cursor.mismatch.kind == "unsupported input":
                 # TensorFlow refuses it, most likely, and the program hears so; it is no part of the graph.
                 self.ledger.cause(Kind.CUT, f"{op} refuses its input: {cursor.mismatch.seen}", cursor.mismatch.location)
