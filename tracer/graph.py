@@ -89,10 +89,10 @@ class Step:
     """A node on one path of a segment: what the cursor compares an operation with."""
 
     __slots__ = (
-        "arity", "assertion", "attrs", "checked", "consts", "depth", "draws", "early", "end", "exact", "executables",
-        "external", "fast", "first", "frames", "host", "hot", "lists", "live", "next", "node", "notes", "op", "outputs",
-        "parent", "pattern", "pause", "plain", "regions", "risky", "seeded", "single", "slots", "specs", "spelled",
-        "tape", "variant", "visits",
+        "arity", "assertion", "attrs", "checked", "closed", "consts", "depth", "draws", "early", "end", "exact",
+        "executables", "external", "fast", "first", "frames", "host", "hot", "lists", "live", "next", "node", "notes",
+        "op", "outputs", "parent", "pattern", "pause", "plain", "regions", "risky", "seeded", "single", "slots",
+        "specs", "spelled", "tape", "variant", "visits",
     )  # fmt: skip
     end: int
     live: int
@@ -143,6 +143,7 @@ class Step:
         self.executables: Any = None  # owned by the runtime: what has been compiled for a cut behind this step
         self.spelled: dict[int, tuple[Any, Any]] | None = None  # what lists among the inputs said, and became
         self.tape: Any = None  # the complete attributes, for gradient tapes
+        self.closed: bool | None = None  # owned by the runtime: whether it takes nothing but what the segment has made
         self.regions: Any = None  # owned by the runtime: library calls that begin behind this step
         self.pattern: Any = None  # owned by the runtime: of those, the arguments of the one that came last
         self.risky: bool | None = None  # owned by the runtime: whether a failure could be caught by the program

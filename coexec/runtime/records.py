@@ -30,6 +30,8 @@ class Entry:
         self.args = tuple([list(value) if isinstance(value, list) else value for value in args]) if step.lists else args
         self.result = list(flat_outputs(result))
         self.tapes = tapes
+        if step.closed is None:
+            step.closed = bool(self.result) and not step.lists and all(map(_is_inside, step.slots, args))
 
     def identity(self) -> Any:
         """Returns what this did, as far as it does not follow from the tensors given."""
@@ -77,6 +79,11 @@ class Entry:
     def record(self, constant: Constant) -> None:
         """Puts the operation on the active tapes."""
         record_on_tapes(self.step, self.op, self.args, self.result, constant)
+
+
+def _is_inside(slot: int, value: Any) -> bool:
+    """Whether an input is a constant of its step, or a tensor that its segment has made: the step says which."""
+    return slot == CONST or (slot >= 0 and type(value) is LazyTensor and value._out.const is None)
 
 
 class RegionEntry:

@@ -214,18 +214,18 @@ class Tapes:
         """
         if not self.waiting or number in self._direct or number in self._finished:
             return None
-        seen = [
-            (
-                entry.identity(),
-                tuple([  # most are tensors of this call, which `place` would name by their keys
-                    v._key - origin if type(v) is LazyTensor and v._key >= origin and v._out.const is None else place(v)
-                    for v in entry.given()
-                ]),
-                entry.tapes,
-            )
-            for entry in self.entries
-            if number in entry.tapes
-        ]  # fmt: skip
+        seen = []
+        for entry in self.entries:
+            if number not in entry.tapes:
+                continue
+            if type(entry) is Entry and entry.step.closed:  # a recurrent step of raw operations has some 700 of these
+                seen.append((entry.step, entry.result[0]._key - origin, entry.tapes))
+                continue
+            given = tuple([  # most are tensors of this call, which `place` would name by their keys
+                v._key - origin if type(v) is LazyTensor and v._key >= origin and v._out.const is None else place(v)
+                for v in entry.given()
+            ])  # fmt: skip
+            seen.append((entry.identity(), given, entry.tapes))
         watches = [place(tensor) for n, tensor in self._watches if n == number]
         return number, tuple(seen), tuple(watches)
 
