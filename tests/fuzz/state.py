@@ -131,7 +131,7 @@ class State:
         return tf.nn.embedding_lookup(self.v, indices)
 
     def root(self, x):
-        x = tf.where(tf.math.is_nan(x), 1.0, x)  # of NaN, the kernel gives what memory holds
+        x = tf.where(tf.math.is_finite(x), x, 1.0)  # of NaN and infinity, the kernel gives what memory holds
         return tf.linalg.cholesky(tf.linalg.diag(x))[0]
 
     def first(self, x, i):
