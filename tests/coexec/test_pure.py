@@ -462,6 +462,61 @@ def test_classes_are_looked_at_again(monkeypatch):
     compare(make, change)
 
 
+class Tracked(keras.layers.Layer):
+    """Keras makes lists and dicts of its own of these."""
+
+    def __init__(self):
+        super().__init__()
+        self.rates, self.scales = [1.0, 2.0], {"a": 0.5}
+        self.parts = [Cell(), Cell()]
+
+    def call(self, x):
+        total = x * self.scales["a"]
+        for rate, part in zip(self.rates, self.parts, strict=True):
+            total = total + part(x)[0] * rate
+        return total
+
+
+class Module(tf.Module):
+    """So does TensorFlow."""
+
+    def __init__(self):
+        super().__init__()
+        self.rates, self.scales = [1.0, 2.0], (0.5, 0.25)
+        self.parts = [Cell(), Cell()]
+
+    @coexec.pure
+    def __call__(self, x):
+        total = x * self.scales[0]
+        for rate, part in zip(self.rates, self.parts, strict=True):
+            total = total + part(x)[0] * rate
+        return total
+
+
+@pytest.mark.parametrize("kind", [Tracked, Module])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda that, i: that.rates.__setitem__(0, float(i)),
+        lambda that, i: that.rates.reverse(),
+        lambda that, i: that.parts.__setitem__(1, Other()),
+        lambda that, i: setattr(that.parts[1], "rate", float(i)),
+        lambda that, i: Cell.activations.update(tanh=tf.tanh if i == 12 else tf.nn.elu),
+        lambda that, i: that.scales.update({"a": float(i)}) if isinstance(that.scales, dict) else None,
+        lambda that, i: that.parts[0].kernel.assign_add(tf.ones((4, 8))),
+        lambda that, i: setattr(that.parts[0], "kernel", tf.Variable(tf.ones((4, 8)) * i)),
+    ],
+)  # fmt: skip
+def test_containers_that_are_changed_in_place(kind, change):
+    """Lists and dicts of a layer or module, of what is in them, and of classes."""
+
+    def make():
+        that = kind()
+        return lambda x: that(x), that
+
+    compare(make, lambda that, i: change(that, i) if i in (7, 12) else None)
+
+
 def test_two_objects_take_turns():
     """Each has its own numbers; subclasses have their own methods."""
 
