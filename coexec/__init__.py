@@ -1,6 +1,6 @@
 """coexec: imperative TensorFlow programs at the speed of compiled ones, their Python left as it is."""
 
-from coexec.api import Function, clear, function, register_library
+from coexec.api import Function, clear, function, pure, register_library
 from coexec.dynamic import dynamic
 from coexec.events import Stats
 from coexec.export import ExportError
@@ -16,6 +16,7 @@ from coexec.training.writer import WriteError
 __all__ = [
     "Checkpoint", "CheckpointError", "Divergence", "ExportError", "Function", "Loop", "NonFiniteError", "Stats",
     "Trainer", "WriteError", "accelerate", "clear", "debug_nans", "dynamic", "fail_on_divergence", "fail_on_retrace",
-    "function", "imperative", "loop", "opaque", "register_library", "validate",
+    "function", "imperative", "loop", "opaque", "pure", "register_library",
+    "validate",
 ]  # fmt: skip
 __version__ = "0.1.0"

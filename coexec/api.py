@@ -7,6 +7,7 @@ import importlib
 import inspect
 import sys
 import types
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any, Literal, overload
@@ -21,6 +22,8 @@ from coexec.events import Stats
 from coexec.export import refuse, to_tf_function
 from coexec.options import Options
 from tracer import library
+from tracer.errors import Refused
+from tracer.forms import forms_of, has_source
 from tracer.graph import TraceGraph
 
 _functions: weakref.WeakSet[Function] = weakref.WeakSet()
@@ -60,6 +63,42 @@ def register_library(module: str | types.ModuleType) -> None:
         raise TypeError(f"register_library takes a module or its name, not {module!r}")
     library.install()
     library.register(module)
+
+
+def pure(function: Callable[..., Any]) -> Any:
+    """Has calls of a helper that only computes followed as one unit: once known, its Python is not run again.
+
+    That is a promise of yours which is proven, not believed: its source, and that of all code of yours that it comes
+    to, must bind nothing but local names, and call nothing but functions of TensorFlow's and Python's that only
+    compute, layers of Keras', and other such helpers. Numbers, objects, globals and attributes that it looks at are
+    compared before each use; where one is no longer what it was, its Python runs. What cannot be compared so (arrays,
+    slots, objects that compute their attributes) leaves it an ordinary function; `explain()` says so. It is one anyway
+    where no co-executed function calls it.
+
+        @coexec.pure
+        def attention(query, key, value):
+            scores = tf.matmul(query, key, transpose_b=True) / math.sqrt(query.shape[-1])
+            return tf.matmul(tf.nn.softmax(scores), value)
+
+    Args:
+      function: a function or method, with source.
+
+    Raises:
+      ValueError: if its source shows that it may do more than compute; the message says what, and on which line. Where
+        there is no source, that is a warning.
+      TypeError: if it is no function.
+    """
+    if not isinstance(function, types.FunctionType):
+        raise TypeError(f"pure decorates a function or method, not {function!r}")
+    try:
+        if has_source(function.__code__, function.__globals__):
+            forms_of(function.__code__, function.__globals__)
+        else:
+            warnings.warn(f"{function.__qualname__} runs plainly: its source is not known", stacklevel=2)
+    except Refused as refused:
+        place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+        raise ValueError(f"{function.__qualname__} ({place}) may do more than compute: {refused}") from None
+    return library.pure_door(function)
 
 
 class Function:

@@ -25,7 +25,7 @@ TRACER = [
     ["graph", "rebuild"],
     ["trace", "constants", "derive", "operators", "block"],
     ["merge", "recorder", "wiring", "syntax", "stage"],
-    ["cursor", "functions"],
+    ["cursor", "forms", "functions"],
     ["show", "check"],
 ]
 

@@ -88,12 +88,16 @@ registered: set[str] = set()
 
 def runs_user_code(frame: types.FrameType) -> bool:
     """Returns whether this is code of the program itself, or of a library that is not known to be harmless."""
-    code = frame.f_code
-    if not is_user(code) or (registered and _is_registered(frame)):
+    return is_programs(frame.f_code, frame.f_globals)
+
+
+def is_programs(code: types.CodeType, namespace: dict[str, Any]) -> bool:
+    """Returns the same of code with these globals."""
+    if not is_user(code) or (registered and _is_inside(str(namespace.get("__name__")))):
         return False
     name = code.co_filename
     if name.startswith(_GENERATED):
-        return not str(frame.f_globals.get("__name__")).startswith(_MODULES)
+        return not str(namespace.get("__name__")).startswith(_MODULES)
     if name.startswith(_HELPERS):
         return False
     return name.startswith(_INSTALLED) or not name.startswith(_STANDARD)
@@ -150,11 +154,12 @@ def _note_harmless(called: Any) -> None:
 class Effects:
     """Watches one call: `reason` says afterwards what it did that its operations and result do not show.
 
-    `given_up` is called as soon as there is one.
+    `given_up` is called as soon as there is one. `proof` is asked whether code of the program's, and what that calls,
+    does nothing but compute.
     """
 
-    def __init__(self, roots: list[Any], given_up: Callable[[], None] = lambda: None) -> None:
-        self._roots, self._given_up = roots, given_up
+    def __init__(self, roots: list[Any], given_up: Callable[[], None] = lambda: None, proof: Any = None) -> None:
+        self._roots, self._given_up, self._proof = roots, given_up, proof
         self.reason: str | None = None
         self.runs_user_code = self._collecting = False
         self.objects: list[Any] = []  # whose attributes the call may have read
@@ -185,9 +190,12 @@ class Effects:
             if id(code) in _harmless:
                 return
             if runs_user_code(frame):
+                if self._proof is not None and self._proof.admits(frame):
+                    return
                 self.runs_user_code = True
                 module = frame.f_globals.get("__name__")
-                self._refuse(f"it runs {code.co_name} of {module} ({code.co_filename}:{code.co_firstlineno})")
+                reason = f"it runs {code.co_name} of {module} ({code.co_filename}:{code.co_firstlineno})"
+                self._refuse(reason if self._proof is None else f"{reason}, and {self._proof.reason}")
             elif registered and code.co_freevars and _is_registered(frame):
                 self._refuse(f"{code.co_name} is a closure, whose variables nobody watches")
             elif code.co_name == "convert_to_numpy":  # of Keras
@@ -196,7 +204,9 @@ class Effects:
             elif not registered and not code.co_filename.startswith(_GENERATED):
                 _note_harmless(code)
         elif event == "c_call":
-            if id(function) in _harmless:
+            if self._proof is not None and not self._proof.admits_call(frame, function):
+                self._refuse(self._proof.reason)
+            elif id(function) in _harmless:
                 return
             holder = getattr(function, "__self__", None)
             if type(holder) is EagerTensor:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import types
+import weakref
 from typing import Any
 
 import keras
@@ -123,6 +124,23 @@ def register(module: types.ModuleType) -> None:
             _open(module, name)
 
 
+def pure_door(function: types.FunctionType) -> Any:
+    """Returns a function of the program's with a door before it."""
+    door = _door(function)
+    _pure.add(function)
+    return door
+
+
+def behind(function: types.FunctionType) -> Any:
+    """Returns what a door leads to; other functions as they are."""
+    return function.__wrapped__ if function.__code__ is _DOOR else function  # type: ignore[attr-defined]
+
+
+def is_pure(function: Any) -> bool:
+    """Returns whether this is a function of the program's that has a door as it is to do nothing but compute."""
+    return type(function) is types.FunctionType and function in _pure
+
+
 def uninstall() -> None:
     """Restores methods and functions, and forgets registered libraries."""
     registered.clear()
@@ -141,6 +159,10 @@ def _door(original: Any) -> Any:
         return handler.library(original, args, kwargs)
 
     return door
+
+
+_DOOR = _door(layer_call).__code__  # all doors run the same
+_pure: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
 
 
 def _telling(original: Any) -> Any:

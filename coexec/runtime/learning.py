@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from coexec.runtime.premises import LOOKED_AT
+from coexec.runtime.proofs import Contents, Proof, containers_in, is_shared
 from coexec.runtime.records import RegionEntry
 from coexec.runtime.references import referenced
-from coexec.runtime.regions import (
-    Arguments,
-    Opaque,
-    Region,
-    constants_of,
-    form_of,
-    output_of,
-    slots_of,
-    steps_between,
-)
+from coexec.runtime.regions import Arguments, Opaque, Region, anchor, form_of
+from coexec.runtime.stretches import constants_of, output_of, slots_of, steps_between
 from tracer import seeds
 from tracer.effects import Effects, watch
+from tracer.errors import Refused
 from tracer.graph import Step
 from tracer.inputs import small
 from tracer.intercept import handling, tape_is_empty
@@ -50,14 +46,20 @@ class Learning:
         """Makes the call, and notes in the region what it did."""
         run, region, arguments, args = self._run, self._region, self._arguments, self._args
         cursor, tapes = run.cursor, run.tapes
+        self._given = args, kwargs
         roots = [v for v in arguments.anchors if v is not args[0]] if self._gradient else arguments.anchors
+        roots = [*roots, *(v for reached in region.reached if (v := reached()) is not None)]
         ended, alone = len(cursor.ended), tape_is_empty()
         arguments.settle()
         tapes.catch_up()
         first = len(tapes.entries)
         tapes.steps, tapes.variables, tapes.touched = [], [], False
         run.open = False
-        effects = Effects(roots, self._give_up)
+        proof = None if self._gradient else Proof(region.function, arguments.anchors)
+        effects = Effects(roots, self._give_up, proof)
+        held, given = region.premises is None or region.premises.hold(), containers_in(self._given)
+        if not held:  # it may do something else now, and nobody is to wonder
+            region.confirmed = 0
         self._context = dict(call_context() or {})
         try:
             with seeds.listing() as drawn, handling(_Unseen(run, effects)), effects:
@@ -80,10 +82,12 @@ class Learning:
             reason = "it works on tapes itself"
         if reason is None:
             try:
+                if proof is not None:
+                    self._rest_on(proof, held, given, result)
                 with run.lock:
                     self._fill(result, effects.read, drawn)
                     self._record_as_one(first)
-            except Opaque as error:
+            except (Opaque, Refused) as error:
                 reason = str(error)
         if reason is None:
             watch(effects.objects, region)
@@ -99,6 +103,30 @@ class Learning:
         """Lets the library calls inside of one that is no region be jumped over, and learnt, from now on."""
         self._run.tapes.steps = self._run.tapes.variables = None
         self._run.open = True
+
+    def _rest_on(self, proof: Proof, held: bool, given: Contents, result: Any) -> None:
+        """Notes what code of the program's that has run looks at, and that it was the same before and behind this run.
+
+        `held`: whether what the run before has looked at was the same when this one began.
+        """
+        region = self._region
+        premises, variables, objects = proof.end() if proof.is_needed else (None, [], [])
+        if premises is not None:
+            if containers_in(self._given) != given:
+                raise Opaque("it changes a container that it was given")
+            if is_shared(result, given):
+                raise Opaque("its result holds a container that somebody else holds, too")
+        if region.premises is not None and not held:
+            region.changed(LOOKED_AT)
+            self.remark = f"{LOOKED_AT} is not what it was"
+        elif region.premises is not None and not region.premises.hold():
+            raise Opaque("it changes what it looks at")
+        if premises is None or region.premises is None or not held:
+            if region.premises is not None or premises is not None:
+                region.confirmed = 0
+            region.premises = premises
+            region.reached = [weakref.ref(v) for v in objects]  # the next run, which must agree, watches them
+            anchor(region, variables)
 
     def _fill(self, result: Any, read: set[int], drawn: list[seeds.Pair]) -> None:
         """Writes down what the call did; `read`: the ids of tensors whose values its Python has read."""

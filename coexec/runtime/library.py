@@ -10,6 +10,7 @@ from coexec.events import Kind
 from coexec.runtime.learning import Learning
 from coexec.runtime.patterns import Given, Pattern, pattern_of
 from coexec.runtime.pending import launch_beside
+from coexec.runtime.premises import LOOKED_AT
 from coexec.runtime.records import RegionEntry
 from coexec.runtime.regions import (
     LAST_RUN_AGAIN,
@@ -27,7 +28,7 @@ from tracer import seeds
 from tracer.graph import Step
 from tracer.intercept import answering_handler, tape_is_empty, variable_accessed
 from tracer.lazy import LazyTensor, eager_constant, new_lazy, unwrap
-from tracer.library import Surroundings, call_context, gradient, layer_call, loss_call
+from tracer.library import Surroundings, call_context, gradient, is_pure, layer_call, loss_call
 from tracer.location import call_stack, place_of
 from tracer.private import EagerTensor
 from tracer.spec import RESOURCE
@@ -64,7 +65,7 @@ class LibraryCalls:
         if run.flight is not None:
             run.flush()
         start: Step = run.cursor.step
-        arguments = Arguments(run.cursor)
+        arguments = Arguments(run.cursor, is_pure(function))
         try:
             try:
                 key = self._key(function, args, kwargs, arguments)
@@ -217,8 +218,14 @@ class LibraryCalls:
             for number, const in (*region.read, *region.taken):
                 if arguments.const(number) != const:
                     return False
-        for k, value in region.pins:  # noqa: SIM110  (`all` of a generator takes three times as long)
+        for k, value in region.pins:
             if cursor.externals[k] is not value:
+                return False
+        if region.premises is not None:
+            if sys.gettrace() is not None or sys.getprofile() is not None:  # they are to see the program's code
+                return False
+            if not region.premises.hold():
+                region.changed(LOOKED_AT)
                 return False
         return True
 

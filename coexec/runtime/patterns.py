@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from coexec.runtime.regions import OBJECT, SCALAR, TENSOR, Region, kind_of, marks_of
+from coexec.runtime.premises import is_object
+from coexec.runtime.regions import OBJECT, OTHER, SCALAR, TENSOR, Region, kind_of, marks_of
 from tracer import library
 from tracer.cursor import Cursor
 from tracer.lazy import LazyTensor
@@ -145,7 +146,7 @@ def _want(value: Any, found: Given, cursor: Cursor, objects: list[Any]) -> tuple
     what = kind_of(value)
     if what is SCALAR:
         return EQUAL, value, freeze(value)
-    if what is OBJECT:
+    if what is OBJECT or (what is OTHER and is_object(value)):
         objects.append(value)
         return IDENTICAL, id(value), None
     if kind is list or kind is tuple:

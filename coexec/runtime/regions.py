@@ -18,9 +18,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from coexec.runtime.premises import is_object
 from tracer.cursor import Cursor
 from tracer.effects import Watcher
-from tracer.graph import CONST, LIST, Step
+from tracer.graph import Step
 from tracer.inputs import PLAIN
 from tracer.intercept import make_constant
 from tracer.lazy import LazyTensor, Output
@@ -81,6 +82,8 @@ class Region(Watcher):
         self.gradients: weakref.WeakSet[Region] = weakref.WeakSet()  # whose keys name this region
         self.interior: list[int] = []  # tensors that nobody but tapes hold
         self.pattern: Any = None  # the arguments in the key, to be compared one by one
+        self.premises: Any = None  # what code of the program's that it runs looks at
+        self.reached: list[Any] = []  # the objects of Keras' among that
 
     def fill(self, **parts: Any) -> bool:
         """Takes what a run has found; returns whether it is what the run before has found."""
@@ -111,7 +114,7 @@ class Region(Watcher):
         """An object that the key names is gone; another may get its id. What is known of it is let go."""
         self.confirmed = 0
         self.start.regions.pop(self.key, None)
-        self.feeds, self.pins, self.accessed, self.result = [], [], [], None
+        self.feeds, self.pins, self.accessed, self.result, self.premises = [], [], [], None, None
         for region in list(self.gradients):
             region.end_of_objects()
 
@@ -151,7 +154,8 @@ def _same(one: Any, other: Any) -> bool:
 class Arguments:
     """The arguments of one library call: its key, and the tensors among them."""
 
-    def __init__(self, cursor: Cursor) -> None:
+    def __init__(self, cursor: Cursor, objects: bool = False) -> None:
+        self._objects = objects  # whether the program's own may be among them: the premises have what they hold
         self._base = cursor.base
         self._end = cursor.step.end
         self._externals = cursor.externals
@@ -189,6 +193,9 @@ class Arguments:
             return dict, tuple([(self.key(k), self.key(v)) for k, v in value.items()])
         if what is SLICES:
             return "slices", self.key(value.values), self.key(value.indices), self.key(value.dense_shape)
+        if self._objects and is_object(value):
+            self.anchors.append(value)
+            return id(value)
         raise (OpaqueArray if kind is np.ndarray else Opaque)(f"an argument is a {kind.__name__}")
 
     def _tensor(self, value: Any) -> Any:
@@ -233,6 +240,8 @@ _OBJECTS = (
     tf.UnconnectedGradients,
 )  # fmt: skip
 
+_RESOURCE = "_should_act_as_resource_variable"  # asked of values, it may be code of the program's that answers
+
 # What the values of a type are, as far as keys go.
 TENSOR, SEQUENCE, DICT, SCALAR, SLICES, OBJECT, OTHER = (
     "tensor", "sequence", "dict", "scalar", "slices", "object", "other"
@@ -258,7 +267,7 @@ def _what_is(value: Any, kind: type) -> str:
         what = SLICES
     elif kind in _SCALARS or issubclass(kind, (tf.DType, tf.TensorShape)):
         what = SCALAR
-    elif issubclass(kind, _OBJECTS) or is_resource_variable(value):
+    elif issubclass(kind, (*_OBJECTS, tf.Variable)) or (hasattr(kind, _RESOURCE) and is_resource_variable(value)):
         what = OBJECT
     else:
         what = OTHER
@@ -369,31 +378,3 @@ def builder_of(form: Any, outputs: dict[int, Output]) -> tuple[Any, list[tuple[i
     if source is None:
         return None, []
     return eval(f"lambda made, given: {source}"), list(numbers.items())
-
-
-def steps_between(start: Step, end: Step) -> list[Step] | None:
-    """Returns the steps behind `start` up to `end`, in order; None if there is no way."""
-    steps = []
-    step: Step | None = end
-    while step is not None and step is not start:
-        steps.append(step)
-        step = step.parent
-    return None if step is None else steps[::-1]
-
-
-def slots_of(step: Step) -> list[int]:
-    """Returns where the inputs of a step come from, those in lists included; constants excluded."""
-    slots = [slot for slot in step.slots if slot not in (CONST, LIST)]
-    for listed, _ in step.lists.values():
-        slots += [slot for slot in listed if slot != CONST]
-    return slots
-
-
-def constants_of(step: Step) -> list[Const]:
-    """Returns the constants among the inputs of a step, those in lists included."""
-    return [*step.consts.values(), *(const for _, consts in step.lists.values() for const in consts.values())]
-
-
-def output_of(steps: list[Step]) -> dict[int, Output]:
-    """Returns the outputs of steps by their numbers."""
-    return {step.first + n: out for step in steps for n, out in enumerate(step.outputs)}

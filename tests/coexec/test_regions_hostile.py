@@ -1363,8 +1363,11 @@ def test_a_loop_of_cells_is_known_at_once():
         def call(self, x):
             state = [tf.zeros((5, 4)), tf.zeros((5, 4))]
             for time in range(10):
+                turns.append(time)  # so that it is run on every call
                 hidden, state = self.cell(x[:, time], state)
             return self.head(hidden)
+
+    turns = []
 
     def make(decorate):
         keras.utils.set_random_seed(5)
