@@ -110,7 +110,10 @@ def _values(staged: StagedBranch, results: list[Any], arguments: list[Any]) -> d
 
 def run_block(run: Any, staged: StagedBranch, arguments: list[Any]) -> list[Any]:
     """Makes what was written down the next operation of a call that is followed; returns its results."""
-    given = [read(run, v.handle) if type(v) is Held else v for v in arguments]
+    given = [
+        read(run, v.handle, spec) if type(v) is Held else v
+        for v, spec in zip(arguments, staged.block.arguments, strict=True)
+    ]
     results = issue(run, CALL, ("structure", staged.block), given, list(staged.specs))
     if not tape_is_empty():
         record_reads(arguments, given)
