@@ -21,7 +21,8 @@ from coexec import account
 from coexec.events import Kind, Ledger
 from coexec.runtime.assertions import ASSERTIONS, assume, assume_statement
 from coexec.runtime.branches import described, records, refuse_branch, run_block, take
-from coexec.runtime.callers import Calls, asks_for_caller, least, leaves_function
+from coexec.runtime.callers import Calls, asks_for_caller, identity_is_asked, least, leaves_function
+from coexec.runtime.contests import Contests
 from coexec.runtime.passing import Passage, set_variables, variables_of
 from coexec.runtime.sites import SAMPLES, Site
 from coexec.runtime.structures import refuse_failures
@@ -35,7 +36,7 @@ from tracer.intercept import tape_is_empty
 from tracer.lazy import LazyTensor
 from tracer.location import Location, call_stack, is_entry, is_user
 from tracer.private import EagerTensor
-from tracer.syntax import Decision, Simple, asks_identity, decision_at
+from tracer.syntax import Decision, Simple, decision_at
 
 # How often a place decides before its loop is looked at: to write one down takes as long as some hundred operations.
 patience: int = 16
@@ -61,6 +62,7 @@ class Decisions:
         self._places: dict[tuple[int, int], tuple[Site, Decision | None]] = {}  # by code and instruction
         self._passage = Passage()
         self._calls = Calls()
+        self.contests = Contests(ledger)
 
     def decide(self, run: Any, lazy: LazyTensor, frame: FrameType) -> bool:
         """Returns the truth of a tensor for which the code of `frame` asks; the loop that asks may have turned."""
@@ -112,6 +114,7 @@ class Decisions:
         """Forgets all that was learnt."""
         self._sites.clear()
         self._places.clear()
+        self.contests.clear()
 
     def _new(self, frame: FrameType) -> tuple[Site, Decision | None]:
         code = frame.f_code
@@ -123,7 +126,7 @@ class Decisions:
         site = self._sites.setdefault((id(code), id(decision.statement)), Site(code, decision.statement))
         if _LOOKING.intersection(code.co_names):
             self._leave(site, "the function looks at its own variables")
-        elif isinstance(decision.statement, (ast.If, Simple)) and _identity_is_asked(frame):
+        elif isinstance(decision.statement, (ast.If, Simple)) and identity_is_asked(frame):
             self._leave(site, "the function asks whether two values are one object")
         return site, decision
 
@@ -132,7 +135,7 @@ class Decisions:
 
     def _take(self, site: Site, decision: Decision, run: Any, lazy: LazyTensor, frame: FrameType) -> bool | None:
         """Takes a branch on the device; returns what its test is to be taken for, None if that is for Python to see."""
-        if site.deep == id(run):
+        if site.deep == id(run) or self.contests.leaves(run, site):
             return None
         variables = variables_of(frame)
 
@@ -160,6 +163,8 @@ class Decisions:
                     self._leave(site, "it was left to Python each time")
                 return None
             site.idle = 0
+        else:
+            self.contests.begin(run, site, _place)
         self.ledger.count(decisions_on_device=1)
         lead = partial(self._passage.lead, frame, site)
         return take(staged, arguments, decision, frame, variables, lead, results)
@@ -178,10 +183,12 @@ class Decisions:
             site = self._sites.get(key)
             if site is None:
                 site = self._sites[key] = Site(caller.f_code, call.statement)
-                if _LOOKING.intersection(caller.f_code.co_names) or _identity_is_asked(frame):
+                if _LOOKING.intersection(caller.f_code.co_names) or identity_is_asked(frame):
                     self._leave(site, "the function looks at its own variables, or asks if two values are one object")
             if site.reason is not None or site.deep == id(run):
                 continue
+            if self.contests.leaves(run, site):
+                return None
             called = {caller.f_code, frame.f_code}
             answer = self._take(site, call._replace(answer=least(decision, called)), run, lazy, caller)
             if answer is not None:
@@ -257,7 +264,7 @@ class Decisions:
 
     def _finish(self, site: Site, decision: Decision, run: Any, frame: FrameType) -> bool | None:
         """Lets a loop over a range turn on the device to its end; returns that it is left, None if Python must turn."""
-        if not self._may_tell(site, run):
+        if not self._may_tell(site, run) or self.contests.leaves(run, site):
             return None
         variables = variables_of(frame)
         told = not tape_is_empty() or bool(appended_names(site.statement.body))
@@ -285,6 +292,7 @@ class Decisions:
                 self._leave(site, "it was left to Python each time")
             return None
         site.idle = 0
+        self.contests.begin(run, site, _place)
         self.ledger.count(decisions_on_device=1 + turned)
         set_variables(frame, after)
         return not decision.negated
@@ -369,18 +377,8 @@ class Decisions:
                 self._leave(site, f"a turn took {1000 * ours:.2f} ms on the device, {1000 * theirs:.2f} in Python")
 
     def _leave(self, site: Site, reason: str) -> None:
-        site.reason = reason
-        site.staged.clear()
+        site.leave(reason)
         self.ledger.cause(Kind.DECISION, f"{site.left}: {reason}", _place())
-
-
-def _identity_is_asked(frame: FrameType | None) -> bool:
-    """Whether the function, or one that has called it, asks if two values are one object."""
-    while frame is not None and not is_entry(frame.f_code):
-        if is_user(frame.f_code) and asks_identity(frame.f_code, frame.f_globals):
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _kind(value: Any) -> Any:
