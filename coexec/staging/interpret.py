@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from coexec.staging.calls import is_computing, is_kerass, takes_tensors
+from coexec.staging.calls import is_computing, is_kerass, note_call, takes_tensors
 from coexec.staging.paths import Paths
 from coexec.staging.reads import CONTAINERS, Reads, is_number
 from coexec.staging.values import (
@@ -339,6 +339,7 @@ class Expressions(Paths):
         self.reads.owned(layer)
         if sys.getprofile() is not None:
             raise Refused("a profiler runs")
+        note_call(layer)
         effects = Effects([layer, *given[0], *given[1].values()])
         with effects:
             result = self._ran(layer, *given)
