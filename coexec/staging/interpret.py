@@ -290,7 +290,8 @@ class Expressions(Paths):
                     self._append(owner, value)
                 return None
         function = self.evaluate(node.func, scope)
-        args = self._items(node.args, scope)
+        taken = self.taken(function, node, scope)
+        args = self._items(node.args, scope) if taken is None else [taken]
         kwargs: dict[str, Any] = {}
         for keyword in node.keywords:
             if keyword.arg is None:
@@ -347,6 +348,10 @@ class Expressions(Paths):
             raise Refused(f"{layer.name} does more than compute: {effects.reason or 'it reads values'}")
         self.reads.ran(layer, effects.objects)
         return result
+
+    def taken(self, function: Any, node: ast.Call, scope: Scope) -> list[Any] | None:
+        """Returns what a generator gives that is written down in a call, and taken as a whole there."""
+        raise NotImplementedError
 
     def inlined(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Calls a function of the user's."""

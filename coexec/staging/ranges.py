@@ -23,7 +23,7 @@ from coexec.staging.values import Scope, Whole, tensor_of
 from tracer.block import COUNT
 from tracer.errors import Refused
 from tracer.lazy import LazyTensor
-from tracer.syntax import Decision, assigned_names, is_read
+from tracer.syntax import Decision, assigned_names, is_read, shared_names
 
 # Names for statements; none of Python's can be like them.
 _LAST, _OVER, _TRUE = "<last>", "<over>", "<true>"
@@ -73,7 +73,7 @@ def stage_range(decision: Decision, frame: FrameType, local: dict[str, Any]) -> 
         ast.While(ast.BoolOp(ast.And(), goes_on), [*behind, ast.If(more, [step, *ahead], [over])], [])
     ]
     assigned = assigned_names(nodes)
-    shared = assigned.intersection(code.co_cellvars + code.co_freevars)
+    shared = assigned.intersection(shared_names(code))
     if shared:
         raise Refused(f"{', '.join(sorted(shared))}: shared with other functions")
     counted = {**counted_names(loop.body), target: _step(loop), _LAST: 0}

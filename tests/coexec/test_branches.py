@@ -620,7 +620,7 @@ def test_an_interrupt_behind_a_branch(backend):
 
 
 def test_layers_that_were_never_called():
-    """Each gate is the device's at once, though its layer is built and was never called, and some stay shut for ever."""
+    """Each gate is the device's at once, though its layer was never called, and some stay shut for ever."""
     layers = [keras.layers.Dense(3) for _ in range(5)]
     for layer in layers:
         layer.build((None, 3))

@@ -447,7 +447,8 @@ def test_what_a_first_call_notes():
     assert not any(v._variable_read for v in held)
     layer(tf.ones((1, 3)))
     after = [vars(layer), *map(vars, held)]
-    changed = {name for one, other in zip(before, after, strict=True) for name in other if one.get(name) is not other[name]}
+    pairs = list(zip(before, after, strict=True))
+    changed = {name for one, other in pairs for name in other if one.get(name) is not other[name]}
     assert changed == {"_called", "_variable_read"}
 
 
