@@ -308,7 +308,7 @@ def _is_left(loop: ast.For, branch: ast.If) -> bool:
         return False
     if isinstance(branch.test, (ast.BoolOp, ast.Compare)) and is_chain(branch.test) and asks(branch.test):
         return False  # behind one part the next would be asked
-    if not isinstance(loop.target, ast.Name) or numbers.keywords or loop.orelse or branch.orelse:
+    if not isinstance(loop.target, ast.Name) or numbers.keywords or branch.orelse:
         return False
     if len(branch.body) != 1 or not isinstance(branch.body[0], ast.Break) or not 1 <= len(numbers.args) <= 3:
         return False

@@ -9,8 +9,10 @@ import tensorflow as tf
 import coexec
 from coexec import testing
 from tests.coexec.test_branches import INPUTS
-from tests.coexec.test_control_flow import same
+from tests.coexec.test_control_flow import outcome, same
+from tests.coexec.test_expressions import made
 from tests.marks import needs_places
+from tests.snapshots import assert_same, snapshot
 
 pytestmark = [needs_places, pytest.mark.usefixtures("eager_to_stage")]
 
@@ -234,8 +236,9 @@ ON_HOST = [
 
 @pytest.mark.parametrize("function", ON_HOST, ids=lambda f: f.__name__)
 def test_what_is_more_than_values_is_pythons(function, backend):
-    """As ever."""
-    same(function, INPUTS, backend, on_device=False)
+    """As ever; and there is a reason."""
+    fn = same(function, INPUTS, backend, on_device=False)
+    assert "decided by Python" in fn.explain() or function is called_by_tensorflow  # nobody else's frames are told of
 
 
 # Hostile ones.
@@ -326,34 +329,34 @@ def test_an_error_of_an_item_is_eagers(backend):
     same(step, INPUTS, backend, on_device=False)
 
 
-def test_assertions_hold_or_fail_as_they_do(backend):
-    """In a test that calls a lambda, in one with a comprehension, and in what a comprehension calls."""
+ASSERTING = {
+    "by a lambda": "assert absolute(x) > 0.5, 'small'",
+    "by a comprehension": "assert all([v > -2.0 if v > 0.0 else v > -7.0 for v in (x, x - 1.0)]), 'low'",
+    "in what a comprehension calls": "x = sum([checked(v) for v in (x, x + 1.0)])",
+    "in what a lambda calls": "x = (checking(x) + 1.0)",
+    "behind a comprehension": "x, y = [v if v > 0.0 else -v for v in (x, x + 1.0)]\n    assert x < 8.5, 'large'",
+}
 
-    def checked(v):
-        assert v > -5.0, "too small"
-        return v if v > 0.0 else -v
+CHECKED = """
+def checked(v):
+    assert v > -5.0, "too small"
+    return v if v > 0.0 else -v
+"""
 
-    def by_a_lambda(x):
-        assert absolute(x) > 0.5, "small"
-        return x * 2.0
 
-    def by_a_comprehension(x):
-        assert all(v > -2.0 if v > 0.0 else v > -7.0 for v in (x, x - 1.0)), "low"
-        return x * 2.0
-
-    def within(x):
-        ys = [checked(v) for v in (x, x + 1.0)]
-        return ys
-
-    for function in (by_a_lambda, by_a_comprehension):
-        same(function, INPUTS, backend, on_device=False)
-    fn = coexec.function(within, control_flow=True, jit_compile=backend == "xla")
-    for (x,) in INPUTS * 2:
-        if float(x) > -5.0:
-            assert [float(v) for v in fn(x)] == [float(v) for v in within(x)]
-        else:
-            with pytest.raises(AssertionError, match="too small"):
-                fn(x)
+@pytest.mark.parametrize("statement", ASSERTING)
+def test_assertions_hold_or_fail_as_they_do(statement, backend):
+    """In a test that calls a lambda or has a comprehension, in what those call, and behind them."""
+    checked = made(CHECKED, "checked")
+    checking = made("checking = lambda v: checked(v) if v > 1.0 else v", "checking", checked=checked)
+    source = f"def step(x):\n    {ASSERTING[statement]}\n    return x * 2.0\n"
+    function = made(source, absolute=absolute, checked=checked, checking=checking)
+    fn = coexec.function(function, jit_compile=backend == "xla", control_flow=True)
+    with testing.compile_everything():
+        for args in INPUTS * 2:
+            expected = outcome(function, args)
+            assert_same(snapshot(expected), snapshot(outcome(fn, args)), rtol=1e-6)
+    assert fn.stats().decisions > 0
 
 
 def test_identity_is_asked_in_a_lambda(backend):
