@@ -145,7 +145,7 @@ class Controller:
         following = Following(self.graph, self.segments, self.ledger, options)
         following.before, self._under_way = self._under_way, None
         finished = False
-        compiles = self.ledger.counts["compiles"]
+        compiles, validated = self.ledger.counts["compiles"], self.ledger.counts["validated"]
         self._followed += 1
         pauses = Pauses(following) if is_timed(self._followed) else None
         began = time.perf_counter()
@@ -167,7 +167,13 @@ class Controller:
                 self._leave(following, finished)
             finally:
                 self._settle(following, finished)
-                self._consider(following, time.perf_counter() - began)
+                seconds = time.perf_counter() - began
+                if following.trial is not None:
+                    known = finished and pauses is None and not following.cursor.adopted and following.recorder is None
+                    known &= (compiles, validated) == (self.ledger.counts["compiles"], self.ledger.counts["validated"])
+                    self.segments.decisions.contests.took(following.trial, seconds if known else None)
+                if following.trial is None or following.trial.on_device:
+                    self._consider(following, seconds)
 
     def _leave(self, following: Following, finished: bool) -> None:
         """Leaves a call: lands what is under way, but for the call's own last launch, where that may go on."""

@@ -15,7 +15,7 @@ TRACER = [
     ["private"],
     ["buffer", "errors", "guards", "handler", "seeds", "spec"],
     ["location"],
-    ["op", "literals"],
+    ["op", "literals", "source"],
     ["lazy"],
     ["inputs"],
     ["intercept", "effects"],

@@ -1,8 +1,6 @@
-"""Syntax: the source of running code, and the loop or branch whose test an instruction decides.
+"""Syntax: the loop, branch or expression of running code that an instruction decides.
 
-Nothing here is guessed: source counts only if compiling it gives the very code object that runs, so an edited file, a
-rewritten module or code without a file has no syntax. Relies on `CodeType.__eq__`, which compares bytecode, constants
-and lines, and on `co_positions` (Python 3.11), which says what expression an instruction belongs to.
+Relies on `co_positions` (Python 3.11), which says what expression an instruction belongs to.
 """
 
 from __future__ import annotations
@@ -10,13 +8,10 @@ from __future__ import annotations
 import ast
 import dis
 import functools
-import linecache
-import threading
 from types import CodeType
 from typing import Any, NamedTuple
 
-Function = ast.FunctionDef | ast.Lambda
-
+from tracer.source import function_of
 
 # Statements in whose midst an expression may ask: what it decides about is all of the statement.
 Simple = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Return
@@ -53,51 +48,6 @@ class Decision(NamedTuple):
         return test is not None and any(isinstance(n, ast.Compare) and len(n.ops) > 1 for n in ast.walk(test))
 
 
-_files: dict[str, tuple[list[str], dict[CodeType, Function] | None]] = {}
-_lock = threading.Lock()
-MAX_FILES = 64
-
-
-def function_of(code: CodeType, namespace: dict[str, Any]) -> Function | None:
-    """Returns the syntax tree of the function that `code` was compiled from; None if its source is not known.
-
-    `namespace` holds the function's globals, through which loaders of sources are found.
-    """
-    with _lock:
-        lines = linecache.getlines(code.co_filename, namespace)
-        known = _files.get(code.co_filename)
-        if known is None or known[0] != lines:
-            while len(_files) >= MAX_FILES:
-                del _files[next(iter(_files))]
-            known = _files[code.co_filename] = lines, _functions("".join(lines), code.co_filename)
-        return None if known[1] is None else known[1].get(code)
-
-
-def _functions(source: str, filename: str) -> dict[CodeType, Function] | None:
-    """Returns the functions of a file by their code."""
-    try:
-        tree = ast.parse(source)
-        module = compile(tree, filename, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError, RecursionError):
-        return None
-    trees: dict[tuple[str, int], list[Function]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
-            first = node.decorator_list[0].lineno if node.decorator_list else node.lineno
-            trees.setdefault((node.name, first), []).append(node)
-        elif isinstance(node, ast.Lambda):
-            trees.setdefault(("<lambda>", node.lineno), []).append(node)
-    found: dict[CodeType, Function] = {}
-    ahead = [module]
-    while ahead:
-        code = ahead.pop()
-        ahead += [const for const in code.co_consts if isinstance(const, CodeType)]
-        candidates = trees.get((code.co_name, code.co_firstlineno), [])
-        if len(candidates) == 1:  # two lambdas on one line cannot be told apart
-            found[code] = candidates[0]
-    return found
-
-
 def decision_at(code: CodeType, offset: int, namespace: dict[str, Any]) -> Decision | None:
     """Returns what the instruction at byte `offset` decides: whether a loop goes on, which way an `if` takes, what an
     expression gives, whether an assertion holds.
@@ -110,7 +60,12 @@ def decision_at(code: CodeType, offset: int, namespace: dict[str, Any]) -> Decis
     name = dis.opname[code.co_code[offset]]
     if positions is None or not ("JUMP" in name or name == "TO_BOOL"):  # a call may ask, too, `any` for example
         return None
+    if code.co_name in _COMPREHENSIONS:
+        return Decision(_given(code), False)
     function = function_of(code, namespace)
+    if isinstance(function, ast.Lambda):
+        whole = _returned(function)
+        return None if is_plain(whole) else Decision(whole, False, answer=_shortest(whole))
     if not isinstance(function, ast.FunctionDef):
         return None
     line, end_line, column, end_column = list(positions())[offset // 2]
@@ -151,6 +106,8 @@ def call_at(code: CodeType, offset: int, namespace: dict[str, Any]) -> Decision 
     """Returns the assignment or `return` in whose midst the instruction at byte `offset` calls something."""
     positions = getattr(code, "co_positions", None)
     function = None if positions is None else function_of(code, namespace)
+    if isinstance(function, ast.Lambda):
+        return Decision(_returned(function), False)
     if not isinstance(function, ast.FunctionDef):
         return None
     line, end_line, column, end_column = list(positions())[offset // 2]  # type: ignore[misc]
@@ -160,6 +117,36 @@ def call_at(code: CodeType, offset: int, namespace: dict[str, Any]) -> Decision 
         if isinstance(statement, Simple) and _is_within((line, column, end_line, end_column), statement):
             return Decision(statement, False) if _is_alone(function, statement) else None
     return None
+
+
+# Code of its own, and no function's: what asks there decides about the statement in whose midst it is.
+_COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
+
+
+@functools.lru_cache(maxsize=1024)
+def comprehensions_of(code: CodeType) -> frozenset[CodeType]:
+    """Returns the code of the comprehensions of a function, as far as they have code of their own."""
+    inner = [c for c in code.co_consts if isinstance(c, CodeType) and c.co_name in _COMPREHENSIONS]
+    return frozenset(inner).union(*map(comprehensions_of, inner))
+
+
+@functools.lru_cache(maxsize=1024)
+def shared_names(code: CodeType) -> frozenset[str]:
+    """Returns the names that a function shares with others: more than comprehensions, which run where they stand."""
+    inner = [c for part in (code, *comprehensions_of(code)) for c in part.co_consts if isinstance(c, CodeType)]
+    return frozenset(code.co_freevars).union(*(c.co_freevars for c in inner if c.co_name not in _COMPREHENSIONS))
+
+
+@functools.lru_cache(maxsize=1024)
+def _returned(function: ast.Lambda) -> ast.Return:
+    """Returns the statement that a lambda is short for."""
+    return ast.copy_location(ast.Return(function.body), function.body)
+
+
+@functools.lru_cache(maxsize=1024)
+def _given(code: CodeType) -> ast.Return:
+    """Returns the statement that stands for a comprehension, of which nothing is known but that it gives a value."""
+    return ast.Return(None, lineno=code.co_firstlineno, end_lineno=code.co_firstlineno, col_offset=0, end_col_offset=0)
 
 
 def _branch(function: ast.FunctionDef, branch: ast.If, negated: bool) -> Decision:
@@ -321,7 +308,7 @@ def _is_left(loop: ast.For, branch: ast.If) -> bool:
         return False
     if isinstance(branch.test, (ast.BoolOp, ast.Compare)) and is_chain(branch.test) and asks(branch.test):
         return False  # behind one part the next would be asked
-    if not isinstance(loop.target, ast.Name) or numbers.keywords or loop.orelse or branch.orelse:
+    if not isinstance(loop.target, ast.Name) or numbers.keywords or branch.orelse:
         return False
     if len(branch.body) != 1 or not isinstance(branch.body[0], ast.Break) or not 1 <= len(numbers.args) <= 3:
         return False
@@ -392,7 +379,7 @@ def is_read(statements: list[ast.stmt], name: str) -> bool:
 def asks_identity(code: CodeType, namespace: dict[str, Any]) -> bool:
     """Returns whether a function asks if two values are the same object, neither of which it names as a constant."""
     function = function_of(code, namespace)
-    return isinstance(function, ast.FunctionDef) and any(
+    return function is not None and any(
         isinstance(op, (ast.Is, ast.IsNot)) and not any(isinstance(v, ast.Constant) for v in (left, right))
         for node in ast.walk(function) if isinstance(node, ast.Compare)
         for left, op, right in zip([node.left, *node.comparators], node.ops, node.comparators, strict=False)

@@ -107,7 +107,7 @@ def _noted(run: Any, condition: LazyTensor, described: Any) -> bool:
             return False
         try:
             assertion = described(cursor)
-            step = issued(run, ASSERTION, (), [condition], [])
+            step = issued(run, ASSERTION, (), (condition,), [])
         except (_Unknown, Refused):
             return False
         if step.assertion is None:

@@ -19,6 +19,7 @@ from coexec.runtime.passing import set_variables
 from coexec.runtime.structures import issue, read
 from coexec.staging.branches import StagedBranch, built
 from coexec.staging.gradients import gradients_of
+from coexec.staging.ranges import OVER, StagedRange
 from coexec.staging.reads import Held
 from tracer.block import BRANCH, CALL
 from tracer.errors import Refused
@@ -76,12 +77,21 @@ def way_past(decision: Decision, code: CodeType, bound: Iterable[str]) -> tuple[
         raise Refused("there is no one statement behind it")
     if (takes or decision.mixed) and branch.body[0].lineno == (branch.test.end_lineno or branch.test.lineno):
         raise Refused("its test and what it decides about are on one line")
+    return takes, _line_to(decision.next, code, bound)
+
+
+def way_into_else(loop: Any, code: CodeType, bound: Iterable[str]) -> int | None:
+    """Returns where Python is to go on behind a loop over a range that was not left, if that has an `else`."""
+    return _line_to(loop.orelse[0], code, bound) if loop.orelse else None
+
+
+def _line_to(statement: ast.stmt, code: CodeType, bound: Iterable[str]) -> int:
     if sys.version_info >= (3, 12) and not set(code.co_varnames).issubset(bound):
         raise Refused("Python would give a value to variables that have none yet, where a frame goes on elsewhere")
-    line = line_of(code, decision.next)
+    line = line_of(code, statement)
     if line is None:
         raise Refused("the statement behind it has no line of its own")
-    return takes, line
+    return line
 
 
 def take(
@@ -110,12 +120,29 @@ def _values(staged: StagedBranch, results: list[Any], arguments: list[Any]) -> d
 
 def run_block(run: Any, staged: StagedBranch, arguments: list[Any]) -> list[Any]:
     """Makes what was written down the next operation of a call that is followed; returns its results."""
-    given = [read(run, v.handle) if type(v) is Held else v for v in arguments]
+    given = [
+        read(run, v.handle, spec) if type(v) is Held else v
+        for v, spec in zip(arguments, staged.block.arguments, strict=True)
+    ]
     results = issue(run, CALL, ("structure", staged.block), given, list(staged.specs))
     if not tape_is_empty():
         record_reads(arguments, given)
         record_branch(run, staged.gradients, given, results)
     return results
+
+
+def finish_range(
+    run: Any, staged: StagedRange, arguments: list[Any], before: dict[str, Any]
+) -> tuple[dict[str, Any] | None, int]:
+    """Returns the variables behind a loop over a range, None if it stopped before its end, and its turns."""
+    results = run_block(run, staged, arguments)
+    run.flush()
+    if results[-1].truth():
+        return None, 0
+    after = {name: built(form, results, arguments) for name, form in staged.names.items()}
+    if OVER in after:
+        after[OVER] = after[OVER].truth()
+    return after, staged.turns(before, after)
 
 
 def described(staged: StagedBranch) -> str:

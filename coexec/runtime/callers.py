@@ -15,7 +15,7 @@ from coexec.staging.recursion import calls_itself, calls_of
 from coexec.staging.statements import returns
 from tracer.guards import is_guarded, start_of
 from tracer.location import is_entry, is_user
-from tracer.syntax import Decision, Simple, call_at
+from tracer.syntax import Decision, Simple, asks_identity, call_at
 
 
 def asks_for_caller(decision: Decision, code: CodeType, namespace: dict[str, Any]) -> bool:
@@ -26,6 +26,16 @@ def asks_for_caller(decision: Decision, code: CodeType, namespace: dict[str, Any
 def leaves_function(decision: Decision) -> bool:
     """Returns whether a way through a statement returns."""
     return isinstance(decision.statement, (ast.If, Simple)) and returns(decision.statement)
+
+
+def identity_is_asked(frame: FrameType | None) -> bool:
+    """Returns whether a function, or one that has called it, asks if two values are one object."""
+    while frame is not None and not is_entry(frame.f_code):
+        if is_user(frame.f_code) and asks_identity(frame.f_code, frame.f_globals):
+            return True
+        frame = frame.f_back
+    return False
+
 
 MAX_CALLS = 4096
 

@@ -20,22 +20,23 @@ from typing import Any
 from coexec import account
 from coexec.events import Kind, Ledger
 from coexec.runtime.assertions import ASSERTIONS, assume, assume_statement
-from coexec.runtime.branches import described, records, refuse_branch, run_block, take
-from coexec.runtime.callers import Calls, asks_for_caller, least, leaves_function
+from coexec.runtime.branches import described, finish_range, records, refuse_branch, run_block, take, way_into_else
+from coexec.runtime.callers import Calls, asks_for_caller, identity_is_asked, least, leaves_function
+from coexec.runtime.contests import Contests
 from coexec.runtime.passing import Passage, set_variables, variables_of
 from coexec.runtime.sites import SAMPLES, Site
 from coexec.runtime.structures import refuse_failures
 from coexec.runtime.turns import Turns, adjoint_for, room_for
-from coexec.staging.branches import StagedBranch, built, stage_branch
+from coexec.staging.branches import StagedBranch, stage_branch
 from coexec.staging.loops import Staged, appended_names, stage_loop
-from coexec.staging.ranges import RangeTurns, StagedRange, stage_range, stage_range_turns
+from coexec.staging.ranges import OVER, RangeTurns, StagedRange, stage_range, stage_range_turns
 from coexec.staging.statements import LIMIT
 from tracer.errors import Refused
 from tracer.intercept import tape_is_empty
 from tracer.lazy import LazyTensor
 from tracer.location import Location, call_stack, is_entry, is_user
 from tracer.private import EagerTensor
-from tracer.syntax import Decision, Simple, asks_identity, decision_at
+from tracer.syntax import Decision, Simple, decision_at
 
 # How often a place decides before its loop is looked at: to write one down takes as long as some hundred operations.
 patience: int = 16
@@ -61,6 +62,7 @@ class Decisions:
         self._places: dict[tuple[int, int], tuple[Site, Decision | None]] = {}  # by code and instruction
         self._passage = Passage()
         self._calls = Calls()
+        self.contests = Contests(ledger)
 
     def decide(self, run: Any, lazy: LazyTensor, frame: FrameType) -> bool:
         """Returns the truth of a tensor for which the code of `frame` asks; the loop that asks may have turned."""
@@ -91,7 +93,7 @@ class Decisions:
             try:
                 if isinstance(decision.statement, (ast.If, Simple)):
                     around = self._asks_for_caller(site, decision, frame)
-                    answer = self._take_around(decision, run, lazy, frame) if around else None
+                    answer = self._take_around(site, decision, run, lazy, frame) if around else None
                     if answer is None and not (around and leaves_function(decision)):
                         answer = self._take(site, decision, run, lazy, frame)
                 elif isinstance(decision.statement, ast.For):
@@ -112,6 +114,7 @@ class Decisions:
         """Forgets all that was learnt."""
         self._sites.clear()
         self._places.clear()
+        self.contests.clear()
 
     def _new(self, frame: FrameType) -> tuple[Site, Decision | None]:
         code = frame.f_code
@@ -119,11 +122,13 @@ class Decisions:
             return Site(code, None, reason="a library asks"), None
         decision = decision_at(code, frame.f_lasti, frame.f_globals)
         if decision is None:
-            return Site(code, None, reason="it is no test of a statement, or the source is not known"), None
+            reason = "it is no test of a statement, or the source is not known"
+            self.ledger.cause(Kind.DECISION, f"an expression is decided by Python: {reason}", _place())
+            return Site(code, None, reason=reason), None
         site = self._sites.setdefault((id(code), id(decision.statement)), Site(code, decision.statement))
         if _LOOKING.intersection(code.co_names):
             self._leave(site, "the function looks at its own variables")
-        elif isinstance(decision.statement, (ast.If, Simple)) and _identity_is_asked(frame):
+        elif isinstance(decision.statement, (ast.If, Simple)) and identity_is_asked(frame):
             self._leave(site, "the function asks whether two values are one object")
         return site, decision
 
@@ -132,7 +137,7 @@ class Decisions:
 
     def _take(self, site: Site, decision: Decision, run: Any, lazy: LazyTensor, frame: FrameType) -> bool | None:
         """Takes a branch on the device; returns what its test is to be taken for, None if that is for Python to see."""
-        if site.deep == id(run):
+        if site.deep == id(run) or self.contests.leaves(run, site):
             return None
         variables = variables_of(frame)
 
@@ -160,6 +165,8 @@ class Decisions:
                     self._leave(site, "it was left to Python each time")
                 return None
             site.idle = 0
+        else:
+            self.contests.begin(run, site, _place)
         self.ledger.count(decisions_on_device=1)
         lead = partial(self._passage.lead, frame, site)
         return take(staged, arguments, decision, frame, variables, lead, results)
@@ -171,17 +178,23 @@ class Decisions:
             site.for_caller = asks_for_caller(decision, frame.f_code, frame.f_globals)
         return site.for_caller
 
-    def _take_around(self, decision: Decision, run: Any, lazy: LazyTensor, frame: FrameType) -> bool | None:
+    def _take_around(self, asks: Site, decision: Decision, run: Any, lazy: LazyTensor, frame: FrameType) -> bool | None:
         """Takes a statement on the device in whose midst a function was called that asks, and returns on a way."""
-        for caller, call in self._calls.around(frame):
+        callers = list(self._calls.around(frame))
+        if not callers and None not in asks.refused:
+            asks.refused[None] = "no assignment or `return` on lines of its own has called it"
+            self.ledger.cause(Kind.DECISION, f"{asks.left}: {asks.refused[None]}", _place())
+        for caller, call in callers:
             key = id(caller.f_code), id(call.statement)
             site = self._sites.get(key)
             if site is None:
                 site = self._sites[key] = Site(caller.f_code, call.statement)
-                if _LOOKING.intersection(caller.f_code.co_names) or _identity_is_asked(frame):
+                if _LOOKING.intersection(caller.f_code.co_names) or identity_is_asked(frame):
                     self._leave(site, "the function looks at its own variables, or asks if two values are one object")
             if site.reason is not None or site.deep == id(run):
                 continue
+            if self.contests.leaves(run, site):
+                return None
             called = {caller.f_code, frame.f_code}
             answer = self._take(site, call._replace(answer=least(decision, called)), run, lazy, caller)
             if answer is not None:
@@ -257,7 +270,7 @@ class Decisions:
 
     def _finish(self, site: Site, decision: Decision, run: Any, frame: FrameType) -> bool | None:
         """Lets a loop over a range turn on the device to its end; returns that it is left, None if Python must turn."""
-        if not self._may_tell(site, run):
+        if not self._may_tell(site, run) or self.contests.leaves(run, site):
             return None
         variables = variables_of(frame)
         told = not tape_is_empty() or bool(appended_names(site.statement.body))
@@ -269,6 +282,7 @@ class Decisions:
                 staged = stage_range(decision, frame, variables)
             for part in staged.parts():
                 refuse_failures(part)
+            way_into_else(decision.statement, frame.f_code, variables)
             return staged
 
         found = self._find(site, variables, stage, lambda _: "a `for` loop turns on the device", None)
@@ -278,27 +292,21 @@ class Decisions:
         if told:
             after, turned = self._finish_told(site, run, staged, arguments, variables)
         else:
-            after, turned = self._finish_whole(run, staged, arguments, variables)
+            after, turned = finish_range(run, staged, arguments, variables)
         if after is None:
             site.idle += turned == 0
             if site.idle >= MAX_IDLE:
                 self._leave(site, "it was left to Python each time")
             return None
         site.idle = 0
+        self.contests.begin(run, site, _place)
         self.ledger.count(decisions_on_device=1 + turned)
+        is_over = after.pop(OVER, False)  # rather than left
         set_variables(frame, after)
+        if is_over:
+            line = way_into_else(decision.statement, frame.f_code, variables)
+            return self._passage.lead(frame, site, decision.negated, line=line)
         return not decision.negated
-
-    def _finish_whole(
-        self, run: Any, staged: StagedRange, arguments: list[Any], before: dict[str, Any]
-    ) -> tuple[dict[str, Any] | None, int]:
-        """Returns the variables behind a loop over a range, None if it stopped before its end, and its turns."""
-        results = run_block(run, staged, arguments)
-        run.flush()
-        if results[-1].truth():
-            return None, 0
-        after = {name: built(form, results, arguments) for name, form in staged.names.items()}
-        return after, staged.turns(before, after)
 
     def _finish_told(
         self, site: Site, run: Any, staged: RangeTurns, arguments: list[Any], before: dict[str, Any]
@@ -325,6 +333,8 @@ class Decisions:
             after.update(last.after(local))
         for turns in (first, *([last] if last is not None else [])):
             turns.hand_over(before)
+        if staged.loop.orelse and last is not None and last.count:
+            after[OVER] = True
         return staged.without(after), first.count + (last.count if last is not None else 0)
 
     def _find(self, site: Site, variables: dict[str, Any], stage: Any, described: Any, *asked: Any) -> Any:
@@ -369,18 +379,8 @@ class Decisions:
                 self._leave(site, f"a turn took {1000 * ours:.2f} ms on the device, {1000 * theirs:.2f} in Python")
 
     def _leave(self, site: Site, reason: str) -> None:
-        site.reason = reason
-        site.staged.clear()
+        site.leave(reason)
         self.ledger.cause(Kind.DECISION, f"{site.left}: {reason}", _place())
-
-
-def _identity_is_asked(frame: FrameType | None) -> bool:
-    """Whether the function, or one that has called it, asks if two values are one object."""
-    while frame is not None and not is_entry(frame.f_code):
-        if is_user(frame.f_code) and asks_identity(frame.f_code, frame.f_globals):
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _kind(value: Any) -> Any:

@@ -75,6 +75,7 @@ class Following:
         self.regions = self.jumped = 0  # library calls that were jumped over, and their operations
         self.launched = self.replayed = 0  # segments, as a whole and operation by operation
         self.flight: tuple[Step, Flight] | None = None  # what is being launched beside Python, up to which step
+        self.trial: Any = None  # what the call is timed for: a decision that the device takes, or Python
         self.before: Any = None  # what the call before has left under way
         self.ahead: Any = None  # what this one leaves
 

@@ -36,6 +36,7 @@ class Site:
     device: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))  # and on the device
     for_caller: bool | None = None  # whether what has called the function is taken on the device, if anything
     deep: int = 0  # the id of the call in which calls went too deep for the device
+    contested: bool = False  # whether calls were timed with it on the device and in Python
     reason: str | None = None  # why it stays with Python
     taped: Site | None = None  # of a loop over a range: the same under tapes
 
@@ -45,6 +46,18 @@ class Site:
         if isinstance(self.statement, (ast.If, ast.Assert, Simple)):
             return f"{self.noun} is decided by Python"
         return f"a `{'for' if isinstance(self.statement, ast.For) else 'while'}` loop turns in Python"
+
+    @property
+    def taken(self) -> str:
+        """What is said of it where it is the device's."""
+        if isinstance(self.statement, (ast.While, ast.For)):
+            return f"a `{'for' if isinstance(self.statement, ast.For) else 'while'}` loop turns on the device"
+        return f"{self.noun} is decided on the device"
+
+    def leave(self, reason: str) -> None:
+        """Leaves it to Python from now on."""
+        self.reason = reason
+        self.staged.clear()
 
     @property
     def noun(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from coexec.events import Kind, Ledger
@@ -14,7 +15,7 @@ from tracer.lazy import LazyTensor, Output
 from tracer.location import Location, call_stack, place_of
 from tracer.op import plain_name, signature_of
 from tracer.private import EagerTensor
-from tracer.spec import Spec, intern_spec, spec_of
+from tracer.spec import Spec, spec_of
 
 MAX_FUNCTIONS = 256  # of one decorated function, with the specs of what they were given; more start anew
 
@@ -41,7 +42,8 @@ class Functions:
         if found is None:
             return None
         try:
-            given = [read(run, inputs[k]) if held else inputs[k] for k, held in found.sources]
+            arguments = zip(found.sources, found.block.arguments, strict=True)
+            given = [read(run, inputs[k], spec) if held else inputs[k] for (k, held), spec in arguments]
             return issue(run, CALL, ("structure", found.block), given, list(found.outputs))
         except Refused as refused:
             self.ledger.cause(Kind.CUT, f"{plain_name(name)} runs on its own: {refused}", place_of())
@@ -62,13 +64,12 @@ def is_function(op: Any) -> bool:
     return signature_of(op.decode() if isinstance(op, bytes) else op) is None
 
 
-def read(run: Any, handle: Any) -> LazyTensor:
-    """Reads a variable, as the next operation of a call that is followed."""
-    enum, shape = spec_of(handle).handle[0]
-    return issue(run, "ReadVariableOp", ("dtype", enum), [handle], [intern_spec(enum, shape)])[0]
+def read(run: Any, handle: Any, held: Spec) -> LazyTensor:
+    """Reads a variable that holds a tensor of a spec, as the next operation of a call that is followed."""
+    return issue(run, "ReadVariableOp", ("dtype", held.enum), (handle,), [held])[0]
 
 
-def issue(run: Any, op: str, attrs: tuple[Any, ...], inputs: list[Any], specs: list[Any]) -> list[LazyTensor]:
+def issue(run: Any, op: str, attrs: tuple[Any, ...], inputs: Sequence[Any], specs: list[Any]) -> list[LazyTensor]:
     """Makes an operation that no program has issued the next one of a call that is followed, and answers it.
 
     Raises `Refused` where the cursor does not take it.
@@ -76,15 +77,15 @@ def issue(run: Any, op: str, attrs: tuple[Any, ...], inputs: list[Any], specs: l
     with run.lock:
         if run.flight is not None:
             run.flush()
-        step = issued(run, op, attrs, inputs, specs)
+        step = issued(run, op, attrs, tuple(inputs), specs)
         step.risky = False  # a loop stops before what would fail, and functions that may are not taken apart
         return run._answer(step)
 
 
-def issued(run: Any, op: str, attrs: tuple[Any, ...], inputs: list[Any], specs: list[Any]) -> Step:
+def issued(run: Any, op: str, attrs: tuple[Any, ...], inputs: tuple[Any, ...], specs: list[Any]) -> Step:
     """Moves the cursor of a call that is followed over an operation that no program has issued; under its lock."""
     cursor = run.cursor
-    step = cursor.advance(op, tuple(inputs), attrs)
+    step = cursor.advance(op, inputs, attrs)
     if step is None:
         frames, guarded = call_stack()
         location = Location(frames, cursor.counts()[frames, op])
@@ -95,7 +96,7 @@ def issued(run: Any, op: str, attrs: tuple[Any, ...], inputs: list[Any], specs: 
         if key not in node.variants:
             outputs = tuple(Output(spec, None, node) for spec in specs)
             node.variants[key] = Variant(key, outputs, list(range(len(specs))))
-        step = cursor.adopt("execute", op, tuple(inputs), attrs, ())
+        step = cursor.adopt("execute", op, inputs, attrs, ())
         if step is None:
             raise Refused(f"it cannot be followed: {cursor.mismatch}")
         if op in STRUCTURES:  # a loop is always worth a launch

@@ -35,7 +35,10 @@ class Turns:
         self.staged, self.adjoint = staged, adjoint
         self._run, self._arguments = run, arguments
         self._loop = staged.loop if adjoint is None else adjoint.saving(room)
-        self._given = [read(run, v.handle) if type(v) is Held else v for v in arguments]
+        self._given = [
+            read(run, v.handle, spec) if type(v) is Held else v
+            for v, spec in zip(arguments, staged.inputs, strict=True)
+        ]
         states = [staged.inputs[k] for k in self._loop.states]
         specs = [*states, COUNT, FLAG, *(adjoint.rows(room) if adjoint is not None else ())]
         found = issue(run, LOOP, ("structure", self._loop), self._given, specs)

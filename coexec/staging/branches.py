@@ -25,7 +25,7 @@ from tracer.errors import Refused
 from tracer.lazy import LazyTensor
 from tracer.private import EagerTensor
 from tracer.spec import RESOURCE, STRING, VARIANT, Spec, spec_of
-from tracer.syntax import Decision, Simple, assigned_names, is_read
+from tracer.syntax import Decision, Simple, assigned_names, comprehensions_of, is_read, shared_names
 
 MARGIN = 100  # calls that Python is left for what is called by the last
 MOST_CALLS = 3000  # on the device inside of each other
@@ -49,6 +49,12 @@ class Given(NamedTuple):
     """A tensor that goes into it."""
 
     position: int
+
+
+class Listed(NamedTuple):
+    """A list that is made there, and known by one name."""
+
+    parts: tuple[Any, ...]
 
 
 @dataclass
@@ -98,6 +104,8 @@ def built(form: Any, results: list[Any], arguments: list[Any]) -> Any:
         return int(results[form.number].resolve())
     if isinstance(form, Given):
         return arguments[form.position]
+    if isinstance(form, Listed):
+        return [built(part, results, arguments) for part in form.parts]
     return tuple([built(part, results, arguments) for part in form]) if type(form) is tuple else form
 
 
@@ -115,10 +123,11 @@ def stage_branch(decision: Decision, asked: Any, frame: FrameType, local: dict[s
         raise Refused("a way through it returns from within a loop or a `with` or `try`")
     nodes: list[ast.stmt] = [branch, *(decision.rest or ())] if ends else [branch]
     assigned = assigned_names(nodes) - (frozenset() if ends else decision.unread)
-    shared = assigned_names(nodes).intersection(code.co_cellvars + code.co_freevars)
+    shared = assigned_names(nodes).intersection(shared_names(code))
     if shared:
         raise Refused(f"{', '.join(sorted(shared))}: shared with other functions")
     reads = Reads()
+    reads.called |= comprehensions_of(code)
     scope = Scope({}, frame.f_globals, {}, frozenset((*code.co_varnames, *code.co_cellvars, *code.co_freevars, _ASKED)))
     for name, value in local.items():
         if is_read(nodes, name) or (not simple and name in assigned and name not in _settled(branch)):
@@ -144,6 +153,7 @@ def _write(
     results: list[Any] = []
     names: dict[str, Any] = {}
     value: Any = None
+    lists: dict[int, list[Any]] = {}
     with reads.stage:
         if ends:
             value = statements.returned(nodes, scope)
@@ -152,13 +162,13 @@ def _write(
         if statements.leave is not None and (statements.room is None or statements.reasons):
             raise Refused(statements.reasons[-1] if statements.reasons else "a loop in it may be left to Python")
         if ends:
-            value = form_of_value(value, reads, results)
+            value = form_of_value(value, reads, results, lists)
         else:
             for name in sorted(assigned):
                 after = scope.names.get(name)
                 if name in scope.names and after is not before.get(name, _UNBOUND):
                     try:
-                        names[name] = form_of_value(after, reads, results)
+                        names[name] = form_of_value(after, reads, results, lists)
                     except Refused as refused:
                         raise Refused(f"{name!r}: {refused}") from None
         if statements.leave is not None:  # the last result
@@ -171,8 +181,11 @@ def _write(
     return StagedBranch(block, reads, names, value, ends, asked, specs, room=statements.room, stops=stops)
 
 
-def form_of_value(value: Any, reads: Reads, results: list[Any]) -> Any:
-    """Returns how to build a value from what the block gives, which is added to `results`."""
+def form_of_value(value: Any, reads: Reads, results: list[Any], lists: dict[int, list[Any]] | None = None) -> Any:
+    """Returns how to build a value from what the block gives, which is added to `results`.
+
+    So are lists that were made there, to `lists`, where that is given: each of them once, as two would be two.
+    """
     if isinstance(value, Missing):
         raise Refused(value.reason)
     if isinstance(value, LazyTensor):
@@ -188,7 +201,12 @@ def form_of_value(value: Any, reads: Reads, results: list[Any]) -> Any:
         results.append(value)
         return Number(len(results) - 1)
     if type(value) is tuple and reads.place(value) is None:
-        return tuple([form_of_value(part, reads, results) for part in value])
+        return tuple([form_of_value(part, reads, results, lists) for part in value])
+    if type(value) is list and lists is not None and reads.place(value) is None:
+        if id(value) in lists:
+            raise Refused("one list is known in two ways")
+        lists[id(value)] = value
+        return Listed(tuple([form_of_value(part, reads, results, lists) for part in value]))
     if is_number(value):
         return value
     raise Refused(f"it becomes a {type(value).__name__}")

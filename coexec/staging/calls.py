@@ -1,6 +1,7 @@
 """Calls: which functions a staged statement may call, as they do nothing but compute.
 
-Relies on `Layer._flatten_layers`, which gives a Keras layer and those inside of it.
+Relies on `Layer._flatten_layers`, which gives a Keras layer and those inside of it, and on `Layer._called` and
+`ResourceVariable._variable_read`, which say whether that was ever done.
 """
 
 from __future__ import annotations
@@ -71,6 +72,18 @@ def is_computing(function: Any) -> bool:
 def takes_tensors(function: Any) -> bool:
     """Returns whether Python's whole numbers are int32 tensors to a function."""
     return id(function) in _computing()
+
+
+def note_call(layer: Any) -> None:
+    """Has a layer, and those inside of it, know that they were called: of layers that are built, nothing else is noted
+    by their first call, and that their variables were read. So it is no change by a call which is watched.
+    """
+    for inner in layer._flatten_layers():
+        if not inner._called:
+            inner._called = True
+    for variable in layer.variables:
+        if getattr(variable.value, "_variable_read", None) is False:
+            variable.value._variable_read = True
 
 
 def is_kerass(layer: Any) -> bool:

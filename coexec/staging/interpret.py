@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from coexec.staging.calls import is_computing, is_kerass, takes_tensors
+from coexec.staging.calls import is_computing, is_kerass, note_call, takes_tensors
 from coexec.staging.paths import Paths
 from coexec.staging.reads import CONTAINERS, Reads, is_number
 from coexec.staging.values import (
@@ -290,7 +290,8 @@ class Expressions(Paths):
                     self._append(owner, value)
                 return None
         function = self.evaluate(node.func, scope)
-        args = self._items(node.args, scope)
+        taken = self.taken(function, node, scope)
+        args = self._items(node.args, scope) if taken is None else [taken]
         kwargs: dict[str, Any] = {}
         for keyword in node.keywords:
             if keyword.arg is None:
@@ -339,6 +340,7 @@ class Expressions(Paths):
         self.reads.owned(layer)
         if sys.getprofile() is not None:
             raise Refused("a profiler runs")
+        note_call(layer)
         effects = Effects([layer, *given[0], *given[1].values()])
         with effects:
             result = self._ran(layer, *given)
@@ -346,6 +348,10 @@ class Expressions(Paths):
             raise Refused(f"{layer.name} does more than compute: {effects.reason or 'it reads values'}")
         self.reads.ran(layer, effects.objects)
         return result
+
+    def taken(self, function: Any, node: ast.Call, scope: Scope) -> list[Any] | None:
+        """Returns what a generator gives that is written down in a call, and taken as a whole there."""
+        raise NotImplementedError
 
     def inlined(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Calls a function of the user's."""

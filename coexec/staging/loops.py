@@ -29,7 +29,7 @@ from tracer.lazy import LazyTensor
 from tracer.op import freeze
 from tracer.private import EagerTensor
 from tracer.spec import RESOURCE, STRING, VARIANT, Spec, spec_of
-from tracer.syntax import assigned_names, is_read
+from tracer.syntax import assigned_names, is_read, shared_names
 
 
 class State(NamedTuple):
@@ -137,10 +137,10 @@ def stage_loop(
     assigned = assigned_names(statement.body)
     if assigned_names([statement.test]):
         raise Refused("the test assigns to a name")
-    shared = assigned.intersection(code.co_cellvars + code.co_freevars)
+    shared = assigned.intersection(shared_names(code))
     if shared:
         raise Refused(f"{', '.join(sorted(shared))}: shared with other functions")
-    if not assigned.issubset(besides.union(code.co_varnames)):
+    if not assigned.issubset(besides.union(code.co_varnames, code.co_cellvars)):
         raise Refused("the loop assigns to names that are not local")
     reads = Reads()
     names = besides.union(code.co_varnames, code.co_cellvars, code.co_freevars)

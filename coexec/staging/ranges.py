@@ -1,8 +1,8 @@
 """Ranges: a running `for` loop over a range that an `if` on a tensor leaves, written down for the device.
 
 It is entered at the `if`, whose only statement is `break`, and is written down to its end, be that the `break` or the
-end of the range: behind both the program goes on at the same place. All or nothing: Python's own iterator stays where
-it is.
+end of the range: behind both the program goes on at the same place, or, if there is an `else`, is told which it was.
+All or nothing: Python's own iterator stays where it is.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from coexec.staging.values import Scope, Whole, tensor_of
 from tracer.block import COUNT
 from tracer.errors import Refused
 from tracer.lazy import LazyTensor
-from tracer.syntax import Decision, assigned_names, is_read
+from tracer.syntax import Decision, assigned_names, is_read, shared_names
 
 # Names for statements; none of Python's can be like them.
-_LAST, _OVER, _TRUE = "<last>", "<over>", "<true>"
+_LAST, OVER, _TRUE = "<last>", "<over>", "<true>"
 
 
 @dataclass
@@ -67,13 +67,13 @@ def stage_range(decision: Decision, frame: FrameType, local: dict[str, Any]) -> 
     target = loop.target.id  # type: ignore[attr-defined]  # `_is_left` has looked
     more = ast.Compare(ast.Name(target, ast.Load()), [ast.NotEq()], [ast.Name(_LAST, ast.Load())])
     step = _counting(target, _step(loop))
-    over = ast.Assign([ast.Name(_OVER, ast.Store())], ast.Name(_TRUE, ast.Load()))
-    goes_on: list[ast.expr] = [ast.UnaryOp(ast.Not(), test) for test in (leaves.test, ast.Name(_OVER, ast.Load()))]
+    over = ast.Assign([ast.Name(OVER, ast.Store())], ast.Name(_TRUE, ast.Load()))
+    goes_on: list[ast.expr] = [ast.UnaryOp(ast.Not(), test) for test in (leaves.test, ast.Name(OVER, ast.Load()))]
     nodes: list[ast.stmt] = [
         ast.While(ast.BoolOp(ast.And(), goes_on), [*behind, ast.If(more, [step, *ahead], [over])], [])
     ]
     assigned = assigned_names(nodes)
-    shared = assigned.intersection(code.co_cellvars + code.co_freevars)
+    shared = assigned.intersection(shared_names(code))
     if shared:
         raise Refused(f"{', '.join(sorted(shared))}: shared with other functions")
     counted = {**counted_names(loop.body), target: _step(loop), _LAST: 0}
@@ -93,9 +93,9 @@ def stage_range(decision: Decision, frame: FrameType, local: dict[str, Any]) -> 
         results: list[Any] = []
         names: dict[str, Any] = {}
         with reads.stage:
-            scope.names[_OVER], scope.names[_TRUE] = (reads.stage.constant(v, tf.bool) for v in (False, True))
+            scope.names[OVER], scope.names[_TRUE] = (reads.stage.constant(v, tf.bool) for v in (False, True))
             statements.run(nodes, scope, False)
-            for name in sorted(assigned - {_OVER}):
+            for name in sorted(assigned - (set() if loop.orelse else {OVER})):
                 after = scope.names.get(name)
                 if name in scope.names and after is not before.get(name):
                     try:
@@ -156,7 +156,7 @@ def stage_range_turns(decision: Decision, frame: FrameType, local: dict[str, Any
         ast.While(ast.BoolOp(ast.And(), [goes_on, more]), turn, []), frame, within, rows=rows, besides=besides
     )
     last = None
-    if not all(isinstance(statement, ast.Pass) for statement in behind):
+    if loop.orelse or not all(isinstance(statement, ast.Pass) for statement in behind):
         last = stage_loop(
             ast.While(goes_on, [*behind, _counting(target, 0)], []), frame, within, rows=rows, besides=besides
         )
@@ -185,7 +185,7 @@ def _parts(
 
 
 def _local(code: CodeType) -> frozenset[str]:
-    return frozenset((*code.co_varnames, *code.co_cellvars, *code.co_freevars, _LAST, _OVER, _TRUE))
+    return frozenset((*code.co_varnames, *code.co_cellvars, *code.co_freevars, _LAST, OVER, _TRUE))
 
 
 def _last(loop: ast.For, local: dict[str, Any]) -> int | None:

@@ -27,6 +27,7 @@ _PLAIN = frozenset({int, float, bool, complex, str, bytes, type(None)})
 CONTAINERS = (list, tuple, dict)
 
 LOCAL, GLOBAL, CELL, ATTRIBUTE, ITEM, LENGTH, VALUE, OBJECT, SHARED = range(9)
+MAX_HANDLES = 1024
 _MISSING = object()
 
 
@@ -63,6 +64,7 @@ class Reads(Watcher):
         self._places: dict[int, int] = {}  # by id: reads of objects and containers
         self._made: dict[int, tuple[int, int]] = {}  # by the id of a cell: the function made in the call that has it
         self._held: dict[int, LazyTensor] = {}  # by the id of a variable's handle: what it holds
+        self._handles: dict[int, Spec] = {}  # what variables hold, by the ids of their handles: none is used again
         self._kept: list[Any] = []  # while staging
 
     def place(self, value: Any) -> int | None:
@@ -205,6 +207,15 @@ class Reads(Watcher):
                 self._places[id(held.handle)] = len(self._reads)
                 self._reads.append(_Read(-1, OBJECT, weakref.ref(held), ("same", weakref.ref(held))))
 
+    def _holds(self, handle: Any, expected: Spec) -> bool:
+        """Returns whether a variable holds what is expected, and notes that if so."""
+        if spec_of(handle).handle != ((expected.enum, expected.shape),):
+            return False
+        if len(self._handles) >= MAX_HANDLES:
+            self._handles.clear()
+        self._handles[handle._id] = expected
+        return True
+
     def finish(self) -> None:
         """Ends the staging."""
         self._kept, self._known, self._places, self._held, self._made = [], {}, {}, {}, {}
@@ -214,39 +225,27 @@ class Reads(Watcher):
         if self.stale or (self._scopes is not None and environment([]) != self._scopes):
             return None
         values: list[Any] = []
-        for parent, kind, key, expected in self._reads:
-            try:
+        try:
+            for parent, kind, key, expected in self._reads:
+                if kind == VALUE:
+                    owner = values[parent]
+                    variable = owner.value if isinstance(owner, keras.Variable) else owner
+                    handle = variable.handle
+                    if self._handles.get(handle._id) is not expected and not self._holds(handle, expected):
+                        return None
+                    values.append(Held(handle, variable))
+                    continue
+                if kind == OBJECT:  # it is there, or not
+                    values.append(key())
+                    if values[-1] is None:
+                        return None
+                    continue
                 value = _fetch(values[parent] if parent >= 0 else None, kind, key, local)
-            except (LookupError, AttributeError, ValueError, TypeError):
-                return None
-            values.append(value)
-            if type(value) is Held:
-                if spec_of(value.handle).handle != ((expected.enum, expected.shape),):
+                if not _is_expected(value, expected, values):
                     return None
-                continue
-            if type(expected) is Spec:
-                if not isinstance(value, EagerTensor) or spec_of(value) is not expected:
-                    return None
-                continue
-            how, what = expected
-            if how == "same":
-                held = value.value if isinstance(value, keras.Variable) else value
-                if held is None or held is not what():
-                    return None
-            elif how == "method":
-                if type(value) is not MethodType or value.__func__ is not what[0]() or value.__self__ is not what[1]():
-                    return None
-            elif how == "made":
-                if type(value) is not FunctionType or value.__code__ is not what or not is_made(value):
-                    return None
-            elif how == "alias":
-                if value is not values[what]:
-                    return None
-            elif how == "type":
-                if type(value) is not what:
-                    return None
-            elif not is_number(value) or freeze(value) != what:
-                return None
+                values.append(value)
+        except (LookupError, AttributeError, ValueError, TypeError):
+            return None
         if any(
             value is values[place] and number != place and expected != ("alias", place)
             for place in self.alone
@@ -296,6 +295,27 @@ def is_made(function: FunctionType) -> bool:
     return "<locals>" in function.__qualname__ and not function.__kwdefaults__ and not vars(function)
 
 
+def _is_expected(value: Any, expected: Any, values: list[Any]) -> bool:
+    """Returns whether what was read again, but for what variables hold, is what it was; `values` were read before."""
+    if type(expected) is Spec:
+        return isinstance(value, EagerTensor) and spec_of(value) is expected
+    how, what = expected
+    if how == "same":
+        known = what()
+        if value is known:
+            return value is not None
+        return isinstance(value, keras.Variable) and known is not None and value.value is known
+    if how == "equal":
+        return is_number(value) and bool(freeze(value) == what)
+    if how == "method":
+        return type(value) is MethodType and value.__func__ is what[0]() and value.__self__ is what[1]()
+    if how == "made":
+        return type(value) is FunctionType and value.__code__ is what and is_made(value)
+    if how == "alias":
+        return value is values[what]
+    return type(value) is what
+
+
 def _fetch(owner: Any, kind: int, key: Any, local: dict[str, Any]) -> Any:
     if kind == LOCAL:
         return local[key]
@@ -311,9 +331,4 @@ def _fetch(owner: Any, kind: int, key: Any, local: dict[str, Any]) -> Any:
         return owner[key]
     if kind == LENGTH:
         return len(owner)
-    if kind == OBJECT:
-        return key()
-    if kind == SHARED:
-        return owner.__closure__[key].cell_contents
-    variable = owner.value if isinstance(owner, keras.Variable) else owner
-    return Held(variable.handle, variable)
+    return owner.__closure__[key].cell_contents

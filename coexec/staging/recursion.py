@@ -21,9 +21,10 @@ from tracer.block import CALL, COUNT, FLAG, Again, Recursion
 from tracer.errors import Refused
 from tracer.lazy import LazyTensor
 from tracer.op import freeze
+from tracer.source import function_of
 from tracer.spec import Spec
 from tracer.stage import Stage
-from tracer.syntax import function_of, is_mixed
+from tracer.syntax import is_mixed
 
 MOST = 12  # times that one is written down, until it is known what its calls have in common
 

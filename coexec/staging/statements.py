@@ -16,7 +16,8 @@ from tracer.block import COUNT, FLAG, LOOP, Loop
 from tracer.errors import Refused
 from tracer.functions import joined
 from tracer.lazy import LazyTensor
-from tracer.syntax import assigned_names, function_of
+from tracer.source import function_of
+from tracer.syntax import assigned_names, comprehensions_of, shared_names
 
 LIMIT = 10_000  # turns of a loop on the device; between, Python may be interrupted
 MAX_TURNS = 256  # of a loop over Python values, which is written down turn by turn
@@ -246,6 +247,52 @@ class Statements(Expressions):
             return True
         return False
 
+    # Comprehensions.
+
+    def _listcomp(self, node: ast.ListComp, scope: Scope) -> Any:
+        made = self._comprehended(node, scope)
+        self._own[id(made)] = made, self.stage
+        return made
+
+    def taken(self, function: Any, node: ast.Call, scope: Scope) -> list[Any] | None:
+        """Returns what a generator gives that is written down in a call, and taken as a whole there."""
+        if len(node.args) != 1 or not isinstance(node.args[0], ast.GeneratorExp):
+            return None
+        return self._comprehended(node.args[0], scope) if any(function is f for f in (list, tuple, sum)) else None
+
+    def _comprehended(self, node: ast.ListComp | ast.GeneratorExp, scope: Scope) -> list[Any]:
+        """Returns what a comprehension over values of Python gives, item by item."""
+        targets = assigned_names([part.target for part in node.generators])
+        if any(isinstance(n, ast.NamedExpr) for n in ast.walk(node)) or any(part.is_async for part in node.generators):
+            raise Refused("a comprehension does more than compute")
+        names = {name: value for name, value in scope.names.items() if name not in targets}
+        inner = Scope(names, scope.namespace, scope.cells, scope.local | targets)
+        made: list[Any] = []
+        self._comprehend(node.generators, node.elt, scope, inner, made)
+        return made
+
+    def _comprehend(
+        self, parts: list[ast.comprehension], item: ast.expr, around: Scope, inner: Scope, made: list[Any]
+    ) -> None:
+        if not parts:
+            made.append(self.evaluate(item, inner))
+            if len(made) > MAX_TURNS:
+                raise Refused(f"a comprehension of more than {MAX_TURNS} items")
+            return
+        items = self.iterated(self.evaluate(parts[0].iter, around))  # of the first part, around the comprehension
+        if len(items) > MAX_TURNS:
+            raise Refused(f"a comprehension of more than {MAX_TURNS} items")
+        for value in items:
+            self._assign(parts[0].target, value, inner)
+            if all(self._is_kept(test, inner) for test in parts[0].ifs):
+                self._comprehend(parts[1:], item, inner, inner, made)
+
+    def _is_kept(self, test: ast.expr, scope: Scope) -> bool:
+        truth = self.truth(test, scope)
+        if isinstance(truth, LazyTensor):
+            raise Refused("what a comprehension leaves out depends on a tensor")
+        return bool(truth)
+
     # Calls of the user's functions.
 
     def inlined(self, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -275,10 +322,10 @@ class Statements(Expressions):
             raise Refused(f"{function.__qualname__} comes from where it cannot be looked up again")
         if "__signature__" in vars(function):
             raise Refused(f"{function.__qualname__} says itself what it takes")
-        if code.co_cellvars:
+        if shared_names(code).intersection(code.co_cellvars):
             raise Refused(f"functions inside of {function.__qualname__} share its variables")
         self.reads.attribute(function, "__code__", code)
-        self.reads.called.add(code)
+        self.reads.called |= {code, *comprehensions_of(code)}
         if function.__kwdefaults__:
             raise Refused(f"{function.__qualname__} has defaults for keywords")
         defaults = self.reads.attribute(function, "__defaults__", function.__defaults__)
@@ -291,7 +338,8 @@ class Statements(Expressions):
             if name not in given and not isinstance(value, (int, float, bool, str, type(None))) and value != ():
                 raise Refused(f"a default of {function.__qualname__} is no plain value")
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-        return tree, Scope(dict(bound.arguments), function.__globals__, cells, frozenset(code.co_varnames))
+        local = frozenset((*code.co_varnames, *code.co_cellvars))
+        return tree, Scope(dict(bound.arguments), function.__globals__, cells, local)
 
 
 def returns(statement: ast.stmt) -> bool:

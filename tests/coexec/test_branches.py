@@ -617,3 +617,57 @@ def test_an_interrupt_behind_a_branch(backend):
 
     same(function, INPUTS, backend)
     assert sys.gettrace() is None
+
+
+def test_layers_that_were_never_called():
+    """Each gate is the device's at once, though its layer was never called, and some stay shut for ever."""
+    layers = [keras.layers.Dense(3) for _ in range(5)]
+    for layer in layers:
+        layer.build((None, 3))
+
+    def step(x, gates):
+        for layer, gate in zip(layers, gates, strict=True):
+            if tf.reduce_sum(x) * gate > 0.0:
+                x = x + layer(x)
+        return x
+
+    fn = coexec.function(step, control_flow=True)
+    rows = [tf.ones((2, 3)), -tf.ones((2, 3))]
+    shut = [tf.constant(0.0) for _ in layers]
+    taken = []
+    for n in range(6):
+        before = fn.stats().decisions_on_device
+        assert (fn(rows[n % 2], shut).numpy() == rows[n % 2].numpy()).all()
+        taken.append(fn.stats().decisions_on_device - before)
+    assert taken[2:] == [5, 5, 5, 5], fn.explain()
+    assert "does more than compute" not in fn.explain()
+    opened = [tf.constant(1.0), *shut[1:3], tf.constant(-1.0), tf.constant(1.0)]
+    for n in range(6):
+        np.testing.assert_allclose(fn(rows[n % 2], opened).numpy(), step(rows[n % 2], opened).numpy(), rtol=1e-5)
+    assert fn.stats().decisions_on_device == sum(taken) + 30, fn.explain()
+
+
+def test_variables_that_take_each_others_places():
+    """What a variable holds is known by its handle: another one of another shape or dtype is looked at anew."""
+
+    class Holder:
+        """Two variables that a branch reads."""
+
+    holder = Holder()
+    holder.a, holder.b = tf.Variable([1.0, 2.0]), tf.Variable([[1.0], [2.0], [3.0]])
+
+    def step(x):
+        y = x
+        if x > 0.0:
+            y = x * tf.reduce_sum(holder.a) - tf.reduce_sum(holder.b)
+        return y
+
+    fn = coexec.function(step, control_flow=True)
+    others = [
+        (holder.a, holder.b), (holder.b, holder.a), (tf.Variable([[5.0]]), holder.a), (holder.a, holder.b),
+        (tf.Variable(2.0, dtype=tf.float32), tf.Variable([7.0, 7.0])), (holder.b, holder.b),
+    ]  # fmt: skip
+    for holder.a, holder.b in others * 2:
+        for v in (3.0, -2.0, 5.0):
+            assert float(fn(tf.constant(v))) == float(step(tf.constant(v)))
+    assert fn.stats().decisions_on_device > 30, fn.explain()

@@ -155,7 +155,7 @@ def a_loop_over_a_range_counted_down(x, log):
     return total, x, k
 
 
-@on("python")
+@on("device")
 def a_loop_over_a_range_with_else(x, log):
     for k in range(5):  # noqa: B007
         x = x + 1.0

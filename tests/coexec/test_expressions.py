@@ -355,10 +355,6 @@ def an_argument_of_something_unknown(x):
     return found
 
 
-def in_a_comprehension(x):
-    return [v if v > 0.0 else -v for v in (x, x + 1.0)]
-
-
 def in_a_lambda(x):
     return (lambda v: v if v > 0.0 else -v)(x)
 
@@ -400,7 +396,7 @@ def named_on_the_way(x):
 
 ON_HOST = [
     a_number_of_pythons, a_truth_of_pythons, other_shapes, other_dtypes, none_on_one_way, on_one_line_with_others,
-    into_a_list, an_argument_of_something_unknown, in_a_comprehension, in_a_lambda,
+    into_a_list, an_argument_of_something_unknown, in_a_lambda,
     shared_with_a_closure, looks_at_its_variables, fails_on_one_way, returned_from_a_try, random_on_one_way,
     named_on_the_way,
 ]  # fmt: skip

@@ -437,6 +437,21 @@ def test_the_layers_inside_of_a_layer():
     assert {id(outer), id(inner)} <= {id(layer) for layer in outer._flatten_layers()}
 
 
+def test_what_a_first_call_notes():
+    """A layer that is built changes with its first call in this alone: that it was called, and its variables read."""
+    layer = keras.layers.Dense(2)
+    layer.build((1, 3))
+    held = [variable.value for variable in layer.variables]
+    before = [dict(vars(layer)), *(dict(vars(v)) for v in held)]
+    assert not layer._called
+    assert not any(v._variable_read for v in held)
+    layer(tf.ones((1, 3)))
+    after = [vars(layer), *map(vars, held)]
+    pairs = list(zip(before, after, strict=True))
+    changed = {name for one, other in pairs for name in other if one.get(name) is not other[name]}
+    assert changed == {"_called", "_variable_read"}
+
+
 def test_where_keras_keeps_its_random_numbers():
     """One generator serves those who bring none: its state is a variable, and another may take its place."""
     keras.random.normal(())
