@@ -20,7 +20,7 @@ from typing import Any
 from coexec import account
 from coexec.events import Kind, Ledger
 from coexec.runtime.assertions import ASSERTIONS, assume, assume_statement
-from coexec.runtime.branches import described, records, refuse_branch, run_block, take
+from coexec.runtime.branches import described, gradients_for, refuse_branch, run_block, take
 from coexec.runtime.callers import Calls, asks_for_caller, least, leaves_function
 from coexec.runtime.passing import Passage, set_variables, variables_of
 from coexec.runtime.sites import SAMPLES, Site
@@ -145,21 +145,20 @@ class Decisions:
         found = self._find(site, variables, stage, lambda staged: described(staged).format(site.noun), lazy)
         if found is None:
             return None
-        if not records(run, found[0]):
-            if found[0].gradients is not None:
-                self.ledger.cause(Kind.DECISION, f"{site.left} under a tape: {found[0].gradients}", _place())
-            return None
         staged, arguments = found
-        results = run_block(run, staged, arguments)
-        if staged.stops:
-            run.flush()
-            if results[-1].truth():
-                site.deep = id(run)
-                site.idle += 1
-                if site.idle >= MAX_IDLE:
-                    self._leave(site, "it was left to Python each time")
-                return None
-            site.idle = 0
+        gradients = gradients_for(run, staged, arguments)
+        if gradients is None or isinstance(gradients, str):
+            if gradients is not None:
+                self.ledger.cause(Kind.DECISION, f"{site.left} under a tape: {gradients}", _place())
+            return None
+        results = run_block(run, staged, arguments, gradients)
+        if results is None:
+            site.deep = id(run)
+            site.idle += 1
+            if site.idle >= MAX_IDLE:
+                self._leave(site, "it was left to Python each time")
+            return None
+        site.idle = 0
         self.ledger.count(decisions_on_device=1)
         lead = partial(self._passage.lead, frame, site)
         return take(staged, arguments, decision, frame, variables, lead, results)
@@ -294,8 +293,7 @@ class Decisions:
     ) -> tuple[dict[str, Any] | None, int]:
         """Returns the variables behind a loop over a range, None if it stopped before its end, and its turns."""
         results = run_block(run, staged, arguments)
-        run.flush()
-        if results[-1].truth():
+        if results is None:
             return None, 0
         after = {name: built(form, results, arguments) for name, form in staged.names.items()}
         return after, staged.turns(before, after)

@@ -192,6 +192,7 @@ class Functions(Statements):
                 body = self.apart(lambda: self._flat(active, self.carried_out(tree, inner)))
                 zeros = self.apart(lambda: [tf.zeros(spec.shape, spec.dtype) for spec in active.specs])
                 found = self.joined(stopped, [(zeros[0], zeros[1], True), body])
+                active.recursion.guard = stage.last.attrs[1]
                 return self._built(active.form, found), self.leave, stage.given[count:]
         finally:
             self.stage, self.leave, self.rows, self._pending = outer, leave, rows, pending

@@ -199,7 +199,7 @@ class Statements(Expressions):
         assigned = sorted(assigned_names(statement.body))
         inner = scope.branch()
         names = [name for name in assigned if spec(scope.names.get(name)) is not None]
-        starts = {name: self.stage.stand_in(tensor_of(scope.names[name])) for name in names}
+        starts = {name: self.stage.stand_in(tensor_of(scope.names[name])._out) for name in names}
         inner.names.update({name: _as(scope.names[name], start) for name, start in starts.items()})
         testing, truth, left = self.apart(lambda: self.truth(statement.test, inner))
         if left is not None:
