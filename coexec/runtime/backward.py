@@ -124,15 +124,15 @@ def _unwound(run: Any, unwinding: Unwinding, n: int, wanted: list[int], given: l
             except Refused:
                 pass
         # What asks otherwise, and may ask for more, gets the calls once more, one by one, on a tape.
-        inputs = [given[k] for k in wanted]
-
         def forward() -> Any:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(inputs)
-                return tape, _again(unwinding.block, given)[n]
+                inputs = {k: tf.identity(given[k]) for k in wanted}  # of which several may be one tensor
+                tape.watch(list(inputs.values()))
+                result = _again(unwinding.block, [inputs.get(k, v) for k, v in enumerate(given)])[n]
+            return tape, result, list(inputs.values())
 
-        tape, result = forward() if context.executing_eagerly() else unwatched(forward)  # a jacobian traces this
-        return list(tape.gradient(result, inputs, output_gradients=back))
+        tape, *found = forward() if context.executing_eagerly() else unwatched(forward)  # a jacobian traces this
+        return list(tape.gradient(*found, output_gradients=back))
 
     return backward
 

@@ -103,13 +103,16 @@ class Functions(Statements):
             return self._again(active, self.entered(function, args, kwargs)[1].names)
         if code in self._plain or self.lists is not None or not calls_itself(code, function.__globals__):
             return super().inlined(function, args, kwargs)
-        leave, reasons = self.leave, list(self.reasons)
+        leave, reasons, guesses = self.leave, list(self.reasons), self._guesses
         try:
+            self._guesses = False  # of another function, in which this one is called
             return self._called(code, *self.entered(function, args, kwargs))
         except Refused as refused:
             self._plain[code] = str(refused)
             self.leave, self.reasons = leave, reasons
             self._active.pop(code, None)
+        finally:
+            self._guesses = guesses
         try:
             return super().inlined(function, args, kwargs)
         except Refused as refused:

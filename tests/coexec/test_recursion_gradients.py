@@ -1,0 +1,576 @@
+"""Gradients of functions that call themselves, on the device: there where eager has one, and eager's."""
+
+import pytest
+import tensorflow as tf
+
+import coexec
+from coexec import testing
+from coexec.runtime import backward, structures
+from coexec.staging import branches
+from tests.coexec.test_control_flow import outcome, same, scalars
+from tests.marks import needs_places
+from tests.snapshots import assert_same, snapshot
+
+pytestmark = [needs_places, pytest.mark.usefixtures("eager_to_stage")]
+
+NUMBERS = scalars(5, 1, 0, 7, 3, 6, 2, -1, 4, 5, 0, 8)
+
+LEFT = tf.constant([1, 3, -1, 5, -1, -1, -1, 8, -1])
+RIGHT = tf.constant([2, 4, -1, 6, -1, -1, -1, 0, -1])
+WORDS = tf.reshape(tf.range(18.0), [9, 2]) * 0.1 - 0.5
+WEIGHT = tf.Variable([[0.5, 0.25], [-0.5, 1.0]])
+SCALE = tf.Variable(0.75)
+NEXT = tf.constant([1, 2, 200, 50])
+
+
+def fib(n):
+    if n < 2.0:
+        return n
+    return fib(n - 1.0) + fib(n - 2.0)
+
+
+def tree(i):
+    if LEFT[i] < 0:
+        return WORDS[i]
+    a, b = tree(LEFT[i]), tree(RIGHT[i])
+    return tf.tanh(tf.linalg.matvec(WEIGHT, a) + b)
+
+
+def gradient(function, *variables):
+    """Returns a step that asks a tape for the gradient of what the function gives, for its argument and these."""
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = function(x)
+        return y, tape.gradient(y, [x, *variables])
+
+    step.__name__ = function.__name__
+    return step
+
+
+# What runs on the device.
+
+
+def over_a_tree(x):
+    h = tree(tf.cast(tf.abs(x), tf.int32) % 7)
+    return tf.reduce_sum(h * h)
+
+
+def a_chain(x):
+    y = fib(x * 1.25) * x
+    return y
+
+
+def counted(value, depth):
+    if value < 2.0:
+        return value * SCALE, depth
+    return counted(value * 0.5, depth + 1)
+
+
+def with_a_number(x):
+    value, depth = counted(x * x, 0)
+    return value * depth
+
+
+def power(value, times, most):
+    if times < 1.0:
+        return value
+    if value > most:
+        return power(value * 0.5, times - 1.0, most)
+    return power(value * 1.25 + SCALE, times - 1.0, most * SCALE)
+
+
+def several_arguments(x):
+    y = power(x * 0.1, x, x + 2.0)
+    return y
+
+
+def shared(x):
+    def down(value, times):
+        return value if times < 1.0 else down(value * x + SCALE, times - 1.0)
+
+    y = down(x * 0.1, x)
+    return y
+
+
+def searched(state, depth):
+    if depth == 0:
+        return state
+    if state > 20.0:
+        return state - 20.0 * SCALE
+    return tf.maximum(searched(state * 2.0, depth - 1), searched(state + 3.0, depth - 1) * 0.5)
+
+
+def to_a_limit(x):
+    best = searched(x, 4)
+    return best
+
+
+def cell(i):
+    if LEFT[i] < 0:
+        return WORDS[i] * SCALE, tf.zeros([2])
+    (h, c), (g, d) = cell(LEFT[i]), cell(RIGHT[i])
+    forget = tf.sigmoid(tf.linalg.matvec(WEIGHT, h) + g)
+    return tf.tanh(forget + c), forget * c + d + h
+
+
+def pairs(x):
+    h, c = cell(tf.cast(tf.abs(x), tf.int32) % 7)
+    return tf.reduce_sum(h) * 2.0 + tf.reduce_sum(c * c)
+
+
+def one_of_a_pair(x):
+    _, c = cell(tf.cast(tf.abs(x), tf.int32) % 7)
+    return tf.reduce_sum(c * c)
+
+
+def larger(v, times):
+    if times < 1.0:
+        return v
+    a = larger(v * SCALE, times - 1.0)
+    b = larger(v - SCALE, times - 2.0)
+    return a if a > b else b * b
+
+
+def one_or_the_other(x):
+    y = larger(x * 0.5, x)
+    return y
+
+
+def mixed(v, times):
+    a = v * 2.0
+    if times >= 1.0:
+        a = mixed(tf.sin(v), times - 1.0)
+        if a > 0.5:
+            a = a * SCALE
+        else:
+            a = a + tf.stop_gradient(v)
+    return a
+
+
+def an_if_behind_a_call(x):
+    y = mixed(x, x)
+    return y
+
+
+def inner(v):
+    if v < 1.0:
+        return v * SCALE
+    return inner(v - 1.5) + 1.0
+
+
+def outer(v):
+    if v < 2.0:
+        return inner(v * 3.0)
+    return outer(v - 1.0) * inner(v)
+
+
+def one_in_another(x):
+    y = outer(x)
+    return y
+
+
+def in_a_branch(x):
+    y = fib(x) * 3.0 if x > 4.0 else x * SCALE
+    return y
+
+
+def of_each_other(x):
+    y = fib(fib(x * 0.5) + 1.0)
+    return y
+
+
+ON_DEVICE = [
+    over_a_tree, a_chain, with_a_number, several_arguments, shared, to_a_limit, pairs, one_of_a_pair,
+    one_or_the_other, an_if_behind_a_call, one_in_another, of_each_other,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", ON_DEVICE, ids=lambda f: f.__name__)
+def test_the_gradient_runs_on_the_device(function, backend, monkeypatch):
+    """Both ways; nothing is issued operation by operation."""
+    step = gradient(function, WEIGHT, SCALE)
+    fn = same(step, NUMBERS * 2, backend)
+    assert "where functions call themselves" in fn.explain(), fn.explain()
+    before, again = fn.stats(), []
+    monkeypatch.setattr(backward, "_again", lambda *_: again.append(1))
+    with testing.compile_everything():
+        for args in NUMBERS:
+            assert_same(snapshot(step(*args)), snapshot(fn(*args)), rtol=1e-5, atol=1e-6)
+    after = fn.stats()
+    assert not again
+    assert after.decisions_on_device - before.decisions_on_device >= len(NUMBERS), fn.explain()
+    assert after.launches - before.launches <= 4 * len(NUMBERS), fn.explain()
+    assert "NotImplementedError" not in fn.explain(), fn.explain()
+
+
+# Where there is none.
+
+
+def ends_apart(v, w):
+    if v < 1.0:
+        return tf.stop_gradient(v)
+    return ends_apart(v - 2.0, w * SCALE) * w
+
+
+def none_at_once(x):
+    y = ends_apart(x, x * 2.0)
+    return y
+
+
+def counts_only(v):
+    if v < 1.0:
+        return tf.ones([])
+    return counts_only(v - 1.0) + 1.0
+
+
+def none_at_all(x):
+    y = counts_only(x)
+    return y
+
+
+def of_the_number(v, times):
+    if times < 1.0:
+        return tf.floor(v)
+    return of_the_number(tf.sqrt(v - v), times - 1.0) + v * SCALE
+
+
+def infinite_times_none(x):
+    y = of_the_number(x, x)
+    return y
+
+
+def infinite_on_a_way(v, times):
+    if times < 1.0:
+        return v if v > 0.5 else tf.round(v)
+    return infinite_on_a_way(tf.sqrt(tf.maximum(v - 3.0, 0.0)), times - 4.0) * 2.0 + v
+
+
+def infinite_times_perhaps(x):
+    y = infinite_on_a_way(x, x)
+    return y
+
+
+def either(v, times):
+    a = either(tf.sqrt(v * 0.0), times - 1.0) if times >= 1.0 else v
+    b = tf.stop_gradient(a) if times > 2.0 else a * SCALE
+    return b + v
+
+
+def infinite_behind_a_call(x):
+    y = either(x, x)
+    return y
+
+
+def whole(i):
+    if LEFT[i] < 0:
+        return i
+    return whole(LEFT[i]) + whole(RIGHT[i])
+
+
+def whole_numbers(x):
+    y = tf.cast(whole(tf.cast(tf.abs(x), tf.int32) % 7), tf.float32) * x
+    return y
+
+
+NONE = [
+    none_at_once, none_at_all, infinite_times_none, infinite_times_perhaps, infinite_behind_a_call, whole_numbers,
+    over_a_tree,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", NONE, ids=lambda f: f.__name__)
+def test_there_is_none_where_eager_has_none(function, backend):
+    """Which may be another one in each call; and nothing goes on from there, not even times infinity."""
+    same(gradient(function, WEIGHT, SCALE), NUMBERS * 2, backend)
+
+
+# What asks otherwise.
+
+
+def twice(x):
+    with tf.GradientTape() as first:
+        first.watch(x)
+        with tf.GradientTape() as second:
+            second.watch(x)
+            y = shared(x) + fib(x) * x
+        slope = second.gradient(y, x)
+    return y, slope, first.gradient(slope, [x, SCALE])
+
+
+def persistently(x):
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        z = x * 1.5
+        y = shared(z)
+        w = fib(z) * y
+    return tape.gradient(w, x), tape.gradient(y, [z, SCALE]), tape.gradient(w, [y, z])
+
+
+def jacobians(x):
+    v = tf.stack([x, x * 0.5, x + 1.0])
+
+    def down(value, times):
+        return value if times < 1.0 else down(value * SCALE + tf.sin(value), times - 1.0)
+
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(v)
+        y = down(v, x)
+    return tape.jacobian(y, v), tape.jacobian(y, SCALE)
+
+
+def two_tapes(x):
+    with tf.GradientTape() as one, tf.GradientTape(watch_accessed_variables=False) as other:
+        one.watch(x)
+        other.watch(x)
+        y = shared(x)
+    return one.gradient(y, [x, SCALE]), other.gradient(y, [x, SCALE])
+
+
+def stopped(x):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        with tape.stop_recording():
+            y = shared(x)
+        y = y * x
+    return y, tape.gradient(y, [x, SCALE])
+
+
+def in_two_parts(x):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = shared(x)
+        y = tree(tf.cast(tf.abs(x), tf.int32) % 5) * y
+        y = tf.reduce_sum(y * y)
+    return y, tape.gradient(y, [x, SCALE, WEIGHT], unconnected_gradients="zero")
+
+
+def of_a_custom_gradient(x):
+    @tf.custom_gradient
+    def clipped(v):
+        return v, lambda back: tf.clip_by_value(back, -0.5, 0.5)
+
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = clipped(shared(clipped(x)))
+    return y, tape.gradient(y, [x, SCALE])
+
+
+OTHERWISE = [twice, persistently, jacobians, two_tapes, stopped, in_two_parts, of_a_custom_gradient]
+
+
+@pytest.mark.parametrize("function", OTHERWISE, ids=lambda f: f.__name__)
+def test_tapes_that_ask_otherwise(function, backend):
+    """Get what they ask for: where need be, the calls once more, one by one."""
+    same(function, NUMBERS[:8] * 2, backend)
+
+
+def test_a_tape_that_outlives_the_call(backend):
+    """May be asked behind it."""
+
+    def function(x):
+        tape = tf.GradientTape(persistent=True)
+        with tape:
+            tape.watch(x)
+            y = shared(x)
+        return tape, y
+
+    fn = coexec.function(function, jit_compile=backend == "xla", control_flow=True)
+    with testing.compile_everything():
+        for (x,) in NUMBERS * 2:
+            for each in (function, fn):
+                tape, y = each(x)
+                found = snapshot((y, tape.gradient(y, [x, SCALE]), tape.gradient(y * y, x)))
+                expected = found if each is function else expected
+            assert_same(expected, found, rtol=1e-5, atol=1e-6)
+    assert fn.stats().decisions_on_device > 0, fn.explain()
+
+
+def test_tapes_of_others_are_pythons(backend):
+    """And so are accumulators."""
+    fn = coexec.function(shared, jit_compile=backend == "xla", control_flow=True)
+    with testing.compile_everything():
+        for (x,) in NUMBERS:
+            found = []
+            for each in (shared, fn):
+                with tf.GradientTape() as tape, tf.autodiff.ForwardAccumulator(x, tf.ones([])) as accumulator:
+                    tape.watch(x)
+                    y = each(x)
+                found.append(snapshot((y, tape.gradient(y, [x, SCALE]), accumulator.jvp(y))))
+            assert_same(*found, rtol=1e-5, atol=1e-6)
+    assert fn.stats().decisions_on_device == 0, fn.explain()
+
+
+# What stays with Python.
+
+
+TABLE = tf.Variable([[1.0, 2.0], [0.5, -1.0], [2.0, 0.0], [1.5, 1.0], [0.25, 0.5], [1.0, 1.0], [0.0, 1.0], [3.0, 2.0],
+                     [1.0, -2.0]])  # fmt: skip
+
+
+def looked_up(i):
+    if LEFT[i] < 0:
+        return tf.gather(TABLE, i)
+    return tf.tanh(looked_up(LEFT[i]) + looked_up(RIGHT[i]))
+
+
+def rows_of_a_table(x):
+    y = tf.reduce_sum(looked_up(tf.cast(tf.abs(x), tf.int32) % 7))
+    return y
+
+
+def looping(v, times):
+    if times < 1.0:
+        return v
+    w = looping(v * 0.5, times - 1.0)
+    while w < 10.0:
+        w = w * 1.5 + 1.0
+    return w
+
+
+def a_loop_in_it(x):
+    y = looping(x, x)
+    return y
+
+
+def same_tensor(v):
+    if v < 1.0:
+        return v, v
+    a, b = same_tensor(v - 1.0)
+    c = a * SCALE + b
+    return c, c * 2.0
+
+
+def one_result_of_another(x):
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        a, b = same_tensor(x)
+    return tape.gradient(b, [a, x, SCALE]), tape.gradient(a, [b, x, SCALE])
+
+
+STAYING = [gradient(rows_of_a_table, TABLE), gradient(a_loop_in_it, SCALE), one_result_of_another]
+
+
+@pytest.mark.parametrize("function", STAYING, ids=lambda f: f.__name__)
+def test_what_has_another_gradient_is_pythons(function, backend):
+    """With the reason."""
+    fn = same(function, NUMBERS, backend, on_device=function.__name__ == "a_loop_in_it")
+    assert "under a tape: " in fn.explain(), fn.explain()
+
+
+def test_what_nobody_reads_is_no_matter(backend):
+    """Of what a call returns, only what is read later is told to tapes: one may be computed from the other."""
+
+    def memory(i):
+        if LEFT[i] < 0:
+            return tf.tanh(WORDS[i] * SCALE), WORDS[i] * SCALE
+        h, c = memory(LEFT[i])
+        g, d = memory(RIGHT[i])
+        now = tf.sigmoid(tf.linalg.matvec(WEIGHT, h) + g) * c + d
+        return tf.tanh(now) * h, now
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            h, c = memory(tf.cast(tf.abs(x), tf.int32) % 7)  # noqa: RUF059
+            loss = tf.reduce_sum(h * h)
+        return loss, tape.gradient(loss, [WEIGHT, SCALE])
+
+    same(step, NUMBERS, backend)
+
+
+def test_too_deep_under_a_tape(backend, monkeypatch):
+    """Python does it, which goes as deep as ever."""
+
+    def forever(v):
+        if v > 1e9:
+            return v
+        return forever(v + 1.0) * SCALE + forever(v * 0.5)
+
+    def function(x, ends):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = fib(x) if ends else forever(x)
+        return y, tape.gradient(y, x)
+
+    fn = coexec.function(function, jit_compile=backend == "xla", control_flow=True)
+    with testing.compile_everything():
+        for x, ends in ((3.0, True), (3.0, False), (5.0, True)) * 3:
+            if ends:
+                assert_same(snapshot(function(tf.constant(x), True)), snapshot(fn(tf.constant(x), True)))
+            else:
+                with pytest.raises(RecursionError):
+                    fn(tf.constant(x), False)
+    assert fn.stats().decisions_on_device > 0, fn.explain()
+
+
+def test_as_deep_as_python_goes_under_a_tape(backend, monkeypatch):
+    """On the device; where there is less room than calls, in Python; and once more where a tape asks otherwise."""
+    inputs = scalars(0.5, 150.5, 3.5, 100.5, 0.5, 170.5)
+    same(gradient(shared, SCALE), inputs, backend)
+    same(twice_shared, inputs, backend)
+    monkeypatch.setattr(branches, "MOST_CALLS", 120)
+    fn = same(gradient(shared, SCALE), inputs, backend)
+    assert fn.stats().decisions > 150, "Python has asked at each call"
+
+
+def twice_shared(x):
+    with tf.GradientTape() as first:
+        first.watch(x)
+        with tf.GradientTape() as second:
+            second.watch(x)
+            y = shared(x)
+        slope = second.gradient(y, x)
+    return first.gradient(slope, x)
+
+
+def test_an_index_that_is_not_there_under_a_tape(backend):
+    """Is found out by Python, with eager's error; nothing is left of the try."""
+
+    def walked(i, v):
+        if i > 100:
+            return v
+        return walked(tf.gather(NEXT, i), v * SCALE)
+
+    step = gradient(lambda x: walked(tf.cast(x, tf.int32), x), SCALE)
+    inputs = scalars(0, 1, 2, 1, 0, 3, 0, 1, 3, 2)
+    fn = coexec.function(step, jit_compile=backend == "xla", control_flow=True)
+    with testing.compile_everything():
+        for args in inputs:
+            one, other = outcome(step, args), outcome(fn, args)
+            assert type(one) is type(other)
+            if not isinstance(one, Exception):
+                assert_same(snapshot(one), snapshot(other), rtol=1e-5, atol=1e-6)
+    assert fn.stats().decisions_on_device > 0, fn.explain()
+
+
+def test_training_over_trees(backend):
+    """Step by step, variables and losses are eager's."""
+    optimizers = [tf.keras.optimizers.Adam(0.01) for _ in range(2)]
+    weights = [tf.Variable([[0.5, 0.25], [-0.5, 1.0]]) for _ in range(2)]
+
+    def trained(number):
+        optimizer, weight = optimizers[number], weights[number]
+
+        def node(i):
+            if LEFT[i] < 0:
+                return WORDS[i]
+            return tf.tanh(tf.linalg.matvec(weight, node(LEFT[i])) + node(RIGHT[i]))
+
+        def step(i):
+            with tf.GradientTape() as tape:
+                h = node(i)
+                loss = tf.reduce_sum((h - 0.5) ** 2)
+            grads = tape.gradient(loss, [weight])
+            if grads[0] is not None:
+                optimizer.apply_gradients(zip(grads, [weight], strict=True))
+            return loss
+
+        return step
+
+    plain, fn = trained(0), coexec.function(trained(1), jit_compile=backend == "xla", control_flow=True)
+    with testing.compile_everything():
+        for i in [0, 1, 3, 0, 7, 0, 3, 1, 0, 2, 0, 0]:
+            assert_same(snapshot(plain(tf.constant(i))), snapshot(fn(tf.constant(i))), rtol=1e-4, atol=1e-5)
+    assert_same(snapshot(weights[0].numpy()), snapshot(weights[1].numpy()), rtol=1e-4, atol=1e-5)
+    assert fn.stats().decisions_on_device > 6, fn.explain()
