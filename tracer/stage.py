@@ -201,7 +201,8 @@ class Stage:
         attrs = ("metadata", b"", "Tcomponents", [spec.dtype for spec in specs])
         node = Node(self._count, PACK, "fast", attrs, Location(call_stack()[0], 0))
         variant = Variant((specs,), (Output(PACKED, None, node),), -1)
-        return self._add(Step(self._step, PACK, node, variant, (LIST,), {}, {0: (slots, consts)}, ()))  # type: ignore[no-any-return]
+        made: LazyTensor = self._add(Step(self._step, PACK, node, variant, (LIST,), {}, {0: (slots, consts)}, ()))
+        return made
 
     def unpacked(self, tensor: LazyTensor, specs: list[Spec]) -> list[LazyTensor]:
         """Writes down that what was put into one is taken out again; returns that."""
@@ -215,6 +216,10 @@ class Stage:
     def last(self) -> Step:
         """What was written down last."""
         return self._step
+
+    def forget(self, last: Step) -> None:
+        """Drops what was written down behind this; nobody may hold tensors of that."""
+        self._step = last
 
     def _add(self, step: Step) -> Any:
         self._count += 1

@@ -7,7 +7,7 @@ where eager TensorFlow has none.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -123,6 +123,7 @@ def _unwound(run: Any, unwinding: Unwinding, n: int, wanted: list[int], given: l
                 return [found[places.index(k)] for k in wanted]
             except Refused:
                 pass
+
         # What asks otherwise, and may ask for more, gets the calls once more, one by one, on a tape.
         def forward() -> Any:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -144,7 +145,8 @@ def _is_free(run: Any) -> bool:
 
 def _again(block: Block, given: list[Any]) -> list[Any]:
     """Issues a block's operations one by one, for whoever records or follows them; Python decides."""
-    running, found = [_walked(block, given)], None
+    running: list[_Walk] = [_walked(block, given)]
+    found: list[Any] | None = None
     while True:  # a function may call itself more often than Python's own may be inside of each other
         try:
             running.append(_walked(*running[-1].send(found)))
@@ -153,10 +155,13 @@ def _again(block: Block, given: list[Any]) -> list[Any]:
             running.pop()
             found = stopped.value
             if not running:
-                return list(found)
+                return list(found or [])
 
 
-def _walked(block: Block, given: list[Any]) -> Iterator[Any]:
+_Walk = Generator[tuple[Any, list[Any]], Any, list[Any]]
+
+
+def _walked(block: Block, given: list[Any]) -> _Walk:
     """Does so; gives each block inside of it, with its arguments, to get its results; returns the block's."""
     values: dict[int, Any] = {-1 - n: v for n, v in enumerate(given)}
     for step in block.steps:

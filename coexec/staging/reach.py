@@ -71,7 +71,7 @@ class Reaches:
         return known.pairs
 
     def links(self, block: Block) -> dict[int, dict[int, bool]]:
-        """Returns from which arguments and outputs of structures a slot is computed, and whether that has a dense gradient.
+        """Returns from which arguments and outputs of structures slots are computed: whether the gradient is dense.
 
         By what a tape says; only for slots that structures take, and for results.
         """

@@ -136,11 +136,11 @@ class Unwinding:
             branch: Branch = step.attrs[1]
             asked = reach.asked(step)
             given = [{1 + place: a for a, place in enumerate(g)} for g in (branch.then_inputs, branch.other_inputs)]
-            ways = [
+            then, other = (
                 self._forward(way, [(n, at.get(j)) for n, j in asked])
                 for way, at in zip(reach.ways[step], given, strict=True)
-            ]
-            part = Branch(*ways, branch.then_inputs, branch.other_inputs)
+            )
+            part: Any = Branch(then, other, branch.then_inputs, branch.other_inputs)
             found = stage.structure(BRANCH, part, inputs, [*specs, *(FLAG for _ in asked), PACKED])
             items["condition", step] = inputs[0]
         else:
@@ -241,16 +241,16 @@ class Unwinding:
     def _issued(
         self, stage: Stage, reach: Reach, step: Step, live: tuple[int, ...], wanted: list[int], given: list[Any]
     ) -> list[Any]:
-        """Issues the way back through a branch or a call; `given` are its inputs, what it has packed, what comes back."""
+        """Issues the way back through a branch or a call, from its inputs, what it has packed, and what comes back."""
         assert step.variant is not None
         specs: list[Any] = [step.variant.key[j] for j in wanted]
         if step.op == CALL:
             recursion = recursion_of(step.attrs[1])
-            places = self._places(recursion, live)
+            order = self._places(recursion, live)
             part = self._call(self._back_of(recursion, live))
-            types: list[Any] = [*(step.variant.key[k] for k in places), FLAG]
+            types: list[Any] = [*(step.variant.key[k] for k in order), FLAG]
             found = stage.structure(CALL, part, given, types)
-            return [found[places.index(j)] for j in wanted]
+            return [found[order.index(j)] for j in wanted]
         branch: Branch = step.attrs[1]
         last = len(given) - 1
         more = tuple(range(last - len(live) - 1, last))  # what was packed, and what comes back
@@ -262,8 +262,8 @@ class Unwinding:
         if reach.is_guard(step):
             inner, pairs, places = ways[1]
             return _inlined(stage, self._back(inner, live, pairs), [given[1 + place] for place in places])
-        blocks = [self._back(inner, live, pairs) for inner, pairs, _ in ways]
-        return stage.structure(BRANCH, Branch(*blocks, ways[0][2], ways[1][2]), given, specs)
+        then, other = (self._back(inner, live, pairs) for inner, pairs, _ in ways)
+        return stage.structure(BRANCH, Branch(then, other, ways[0][2], ways[1][2]), given, specs)
 
     def _places(self, recursion: Recursion, live: tuple[int, ...]) -> list[int]:
         """Returns the arguments of a function for which something may go back for these results, in order."""
