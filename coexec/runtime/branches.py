@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from types import CodeType, FrameType
 from typing import Any
 
+import tensorflow as tf
+
 from coexec.lowering.failures import differs
 from coexec.lowering.plan import recurses, selects
 from coexec.runtime.backward import record_branch, record_reads, record_unwinding
@@ -60,6 +62,8 @@ def _gradients(block: Block, watched: tuple[int, ...] | None) -> Any:
         return gradients_of(block)
     if not watched:
         return ()
+    if tf.config.list_physical_devices("GPU"):  # TensorFlow has no kernels there for what each call packs
+        raise Refused("a function in it calls itself, and there is a GPU")
     refuse_hidden(block)
     unwinding = Unwinding(block, watched)
     for step in unwinding.steps:

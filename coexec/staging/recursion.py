@@ -117,7 +117,7 @@ class Functions(Statements):
             raise _Cycle(code)
         calls = calls_itself(code, function.__globals__)
         if self.lists is not None or code in self._plain or not calls:
-            before = self.stage.last, self.leave
+            before = self.stage.last, self.leave, len(self.reasons)
             try:
                 return self._inlined(function, args, kwargs)
             except _Cycle as cycle:
@@ -125,6 +125,7 @@ class Functions(Statements):
                     raise
             self.stage.forget(before[0])
             self.leave = before[1]
+            del self.reasons[before[2] :]
         leave, reasons, guesses = self.leave, list(self.reasons), self._guesses
         try:
             self._guesses = False  # of another function, in which this one is called
@@ -132,9 +133,9 @@ class Functions(Statements):
         except Refused as refused:
             self._plain[code] = str(refused)
             self.leave, self.reasons = leave, reasons
-            self._active.pop(code, None)
         finally:
             self._guesses = guesses
+            self._active.pop(code, None)
         try:
             return self._inlined(function, args, kwargs)
         except Refused as refused:
