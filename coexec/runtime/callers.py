@@ -111,7 +111,9 @@ def least(decision: Decision | None, called: set[Any]) -> bool:
 @functools.lru_cache(maxsize=256)
 def _turning(called: frozenset[CodeType]) -> set[str]:
     """Returns the names of those functions that may come to call themselves, or of all if none does."""
-    calls = {code.co_name: {*code.co_names, *code.co_freevars} for code in called}
+    calls: dict[str, set[str]] = {}
+    for code in called:
+        calls.setdefault(code.co_name, set()).update(code.co_names, code.co_freevars)
     found = set()
     for name in calls:
         known, ahead = set[str](), [name]
