@@ -10,7 +10,8 @@ from tracer.op import Const, Structure
 from tracer.private import types_pb2
 from tracer.spec import Spec, intern_spec
 
-# What puts tensors of any kind into one, and takes them out again.
+# What puts tensors of any kind into one, and takes them out again. The latter fails where something else was packed: so
+# of two ways that take things out, never both may be run.
 PACK, UNPACK = "CompositeTensorVariantFromComponents", "CompositeTensorVariantToComponents"
 
 # The operations that stand for them in traces and graphs.

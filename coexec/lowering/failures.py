@@ -18,9 +18,8 @@ TOTAL = frozenset(
     """
     Abs Acos Acosh Add AddN AddV2 All Angle Any ApproximateEqual ArgMax ArgMin Asin Asinh Atan Atan2 Atanh AvgPool
     AvgPoolGrad BatchMatMul BatchMatMulV2 BatchMatMulV3 BiasAdd BiasAddGrad Bitcast BitwiseAnd BitwiseOr BitwiseXor
-    BroadcastArgs BroadcastGradientArgs BroadcastTo Cast Ceil ClipByValue Complex ComplexAbs
-    CompositeTensorVariantFromComponents CompositeTensorVariantToComponents Concat ConcatOffset ConcatV2
-    Conj ConjugateTranspose Const Conv2D Conv2DBackpropFilter Conv2DBackpropInput Conv3D Conv3DBackpropFilterV2
+    BroadcastArgs BroadcastGradientArgs BroadcastTo Cast Ceil ClipByValue Complex ComplexAbs Concat ConcatOffset
+    ConcatV2 Conj ConjugateTranspose Const Conv2D Conv2DBackpropFilter Conv2DBackpropInput Conv3D Conv3DBackpropFilterV2
     Conv3DBackpropInputV2 Cos Cosh Cross Cumprod Cumsum CumulativeLogsumexp DeepCopy DepthToSpace
     DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput Diag DiagPart Digamma
     DivNoNan Einsum Elu EluGrad EnsureShape Equal Erf Erfc Erfinv Exp ExpandDims Expm1 Fill Floor FusedBatchNorm

@@ -156,6 +156,28 @@ def recursion_of(part: Recursion | Again) -> Recursion:
     return part.recursion if isinstance(part, Again) else part
 
 
+def flag_of(reach: Reach, flags: dict[int, Any], slot: Any, k: Any) -> Any:
+    """Returns whether a slot hangs together with an argument: a bool, or a tensor."""
+    found: Any = False
+    for source in reach.sources(slot):
+        found = either(found, flags.get(source, {}).get(k, False))
+    return found
+
+
+def either(one: Any, other: Any) -> Any:
+    """Returns whether one of two holds, which are bools or tensors."""
+    if isinstance(one, bool) or one is other:
+        return one or other if isinstance(one, bool) else one
+    return (other or one) if isinstance(other, bool) else tf.logical_or(one, other)
+
+
+def both(one: Any, other: Any) -> Any:
+    """Returns whether both of two hold, which are bools or tensors."""
+    if isinstance(one, bool):
+        return one and other
+    return (other and one) if isinstance(other, bool) else tf.logical_and(one, other)
+
+
 def _links(block: Block) -> dict[int, dict[int, bool]]:
     stage = Taped()
     given = [stage.argument(spec) for spec in block.arguments]

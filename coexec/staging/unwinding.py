@@ -27,13 +27,15 @@ from coexec.staging.gradients import (
     tensors_of,
     unwatched,
 )
-from coexec.staging.reach import Reach, Reaches, recursion_of
+from coexec.staging.reach import Reach, Reaches, both, either, flag_of, recursion_of
 from tracer.block import BRANCH, CALL, FLAG, PACKED, STRUCTURES, UNPACK, Again, Block, Branch, Recursion
 from tracer.errors import Refused
 from tracer.graph import Step
 from tracer.lazy import LazyTensor
 from tracer.spec import Spec
 from tracer.stage import Stage
+
+MAX_FLAGS = 3  # that say of one call or `if` for which of what it gives something comes back
 
 
 @dataclass
@@ -122,7 +124,7 @@ class Unwinding:
                 values.update((step.first + n, tensor) for n, tensor in enumerate(outputs))
             results = [values[r] if isinstance(r, int) else _constant(stage, r) for r in block.results]
             for n, k in asked:
-                flag = _flag(reach, flags, block.results[n], k)
+                flag = flag_of(reach, flags, block.results[n], k)
                 results.append(tf.constant(flag) if isinstance(flag, bool) else flag)
             results.append(_packed(stage, [{**values, **items}[key] for key, _ in self._layout(reach)]))
             return self._noted(stage.block(results))
@@ -155,8 +157,8 @@ class Unwinding:
         for n, j in reach.through[step]:
             behind = flags.setdefault(step.first + n, {})
             for k in reach.of(step.slots[j]):
-                flag = _both(told.get((n, j), True), _flag(reach, flags, step.slots[j], k))
-                behind[k] = _either(behind.get(k, False), flag)
+                flag = both(told.get((n, j), True), flag_of(reach, flags, step.slots[j], k))
+                behind[k] = either(behind.get(k, False), flag)
         return list(found[:count])
 
     def _forward_of(self, recursion: Recursion) -> Recursion:
@@ -206,37 +208,57 @@ class Unwinding:
         wanted = sorted({j for _, j in through})
         if not wanted:
             return
-        live = tuple(outs)
-        flag = outs[live[0]][1]
-        if any(other is not flag for _, other in outs.values()):
-            raise Refused("of what a call or an `if` gives, some has a gradient on ways on which other has none")
+        live, flags = tuple(outs), [flag for _, flag in outs.values()]
+        if len({id(flag) for flag in flags if flag is not True}) > MAX_FLAGS:
+            raise Refused("what a call or an `if` gives has a gradient on too many different ways")
         inputs = tensors_of(step, [input_of(step, i, slot, way.values) for i, slot in enumerate(step.slots)])
         if step.op == BRANCH and not way.reach.is_guard(step):
             inputs[0] = way.items["condition", step]
-        given = [*inputs, way.items["packed", step], *(back for back, _ in outs.values())]
-        specs = [inputs[j]._out.spec for j in wanted]
-        if flag is True:
-            found = self._issued(way.stage, way.reach, step, live, wanted, given)
-        else:
-            there, nowhere = Taped(), Taped()  # which do not keep tapes from recording
-            arguments = [there.argument(v._out.spec) for v in given]
-            with there:
-                then = self._noted(there.block(self._issued(there, way.reach, step, live, wanted, arguments)))
-            with nowhere:
-                other = nowhere.block([_zeros(spec) for spec in specs])
-            part = Branch(then, other, tuple(range(len(given))), ())
-            found = way.stage.structure(BRANCH, part, [flag, *given], specs)
+        backs = [back for back, _ in outs.values()]
+        given = [*inputs, way.items["packed", step]]
+        found = self._as_told(way.stage, way.reach, step, live, flags, wanted, given, backs)
         always = []
         for j, back in zip(wanted, found, strict=True):
-            told: Any = way.reach.is_guard(step)  # who has called the function knows
-            for n in live:
-                if told is not True and (n, j) in through:
-                    told = _either(told, True if through[n, j] else way.items["flag", step, n, j])
-            if _both(flag, told) is True:
+            told: Any = False
+            for n, flag in zip(live, flags, strict=True):
+                if (n, j) in through:
+                    sure = through[n, j] or way.reach.is_guard(step)  # who has called the function knows
+                    told = either(told, both(flag, True if sure else way.items["flag", step, n, j]))
+            if told is True:
                 always.append((step.slots[j], back))
             else:
-                way.pull([(step.slots[j], back)], _both(flag, told))
+                way.pull([(step.slots[j], back)], told)
         way.pull(always, True)
+
+    def _as_told(
+        self, stage: Stage, reach: Reach, step: Step, live: tuple[int, ...], flags: list[Any], wanted: list[int],
+        given: list[Any], backs: list[Any],
+    ) -> list[Any]:  # fmt: skip
+        """Issues the way back through a branch or a call for those of its outputs whose flags hold."""
+        assert step.variant is not None
+        specs: list[Any] = [step.variant.key[j] for j in wanted]
+        doubts = list({id(flag): flag for flag in flags if flag is not True}.values())
+        if not doubts:
+            places = [j for j in wanted if any((n, j) in reach.through[step] for n in live)]
+            found = self._issued(stage, reach, step, live, places, [*given, *backs]) if places else []
+            issued = dict(zip(places, found, strict=True))
+            return [issued[j] if j in issued else _zeros(spec) for j, spec in zip(wanted, specs, strict=True)]
+        arguments, blocks = [*given, *backs, *doubts], []
+        for holds in (True, False):
+            inner = Taped()  # which does not keep tapes from recording
+            own = [inner.argument(v._out.spec) for v in arguments]
+            known: dict[int, Any] = dict(zip(map(id, doubts), own[len(given) + len(backs) :], strict=True))
+            known[id(doubts[0])] = True
+            kept = [k for k, flag in enumerate(flags) if holds or flag is not doubts[0]]
+            with inner:
+                found = self._as_told(
+                    inner, reach, step, tuple([live[k] for k in kept]), [known.get(id(flags[k]), True) for k in kept],
+                    wanted, own[: len(given)], [own[len(given) + k] for k in kept],
+                )  # fmt: skip
+                blocks.append(self._noted(inner.block(found)))
+        all_of_them = tuple(range(len(arguments)))
+        part = Branch(blocks[0], blocks[1], all_of_them, all_of_them)
+        return stage.structure(BRANCH, part, [doubts[0], *arguments], specs)
 
     def _issued(
         self, stage: Stage, reach: Reach, step: Step, live: tuple[int, ...], wanted: list[int], given: list[Any]
@@ -328,7 +350,7 @@ class _Way:
 
     def _add(self, slot: int, grad: Any, flag: Any) -> None:
         known = self.sums.get(slot)
-        self.sums[slot] = (grad, flag) if known is None else (tf.add(known[0], grad), _either(known[1], flag))
+        self.sums[slot] = (grad, flag) if known is None else (tf.add(known[0], grad), either(known[1], flag))
 
 
 def _inlined(stage: Stage, block: Block, given: list[Any]) -> list[Any]:
@@ -345,26 +367,6 @@ def _inlined(stage: Stage, block: Block, given: list[Any]) -> list[Any]:
             outputs = issue_step(stage, step, inputs)
         values.update((step.first + n, tensor) for n, tensor in enumerate(outputs))
     return [values[r] if isinstance(r, int) else _constant(stage, r) for r in block.results]
-
-
-def _flag(reach: Reach, flags: dict[int, Any], slot: Any, k: Any) -> Any:
-    """Returns whether a slot hangs together with an argument: a bool, or a tensor."""
-    found: Any = False
-    for source in reach.sources(slot):
-        found = _either(found, flags.get(source, {}).get(k, False))
-    return found
-
-
-def _either(one: Any, other: Any) -> Any:
-    if isinstance(one, bool) or one is other:
-        return one or other if isinstance(one, bool) else one
-    return (other or one) if isinstance(other, bool) else tf.logical_or(one, other)
-
-
-def _both(one: Any, other: Any) -> Any:
-    if isinstance(one, bool):
-        return one and other
-    return (other and one) if isinstance(other, bool) else tf.logical_and(one, other)
 
 
 def _packed(stage: Stage, values: list[Any]) -> Any:

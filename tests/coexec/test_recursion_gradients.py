@@ -185,6 +185,23 @@ def in_turn(x):
     return tf.reduce_sum(y)
 
 
+def unequal(v, times):
+    if times < 1.0:
+        return v, v * SCALE, tf.cos(v)
+    a, b, c = unequal(tf.sqrt(v * v), times - 1.0)
+    total = a * 0.5
+    if b > 1.0:
+        total = total + b
+    if c > 0.25:
+        total = total * c
+    return total, a + v, b if total > 0.5 else c
+
+
+def some_of_three(x):
+    a, _, c = unequal(x * 0.3 + 0.05, x)
+    return a + c
+
+
 def in_a_branch(x):
     y = fib(x) * 3.0 if x > 4.0 else x * SCALE
     return y
@@ -198,6 +215,7 @@ def of_each_other(x):
 ON_DEVICE = [
     over_a_tree, a_chain, with_a_number, several_arguments, shared, to_a_limit, pairs, one_of_a_pair,
     one_or_the_other, an_if_behind_a_call, one_in_another, of_each_other, in_turn, in_a_branch,
+    some_of_three,
 ]  # fmt: skip
 
 
