@@ -564,9 +564,9 @@ def test_functions_of_each_other_go_as_deep_as_python_does(backend):
     fn = coexec.function(function, jit_compile=backend == "xla", control_flow=True)
     with testing.compile_everything():
         for value in (3.5, 100.5, 0.5, 300.5, 3.5, 2000.5, 7.5):
-            results = [type(outcome(each, (tf.constant(value),))) for each in (function, fn)]
-            assert results == [RecursionError if value == 2000.5 else tuple] * 2
-            if value < 2000.0:
+            if value > 2000.0:  # which plain TensorFlow may not survive: an operation in C++ meets the limit
+                assert isinstance(outcome(fn, (tf.constant(value),)), RecursionError)
+            else:
                 assert_same(snapshot(function(tf.constant(value))), snapshot(fn(tf.constant(value))))
     assert fn.stats().decisions_on_device > 0, fn.explain()
 
