@@ -10,12 +10,17 @@ from tracer.op import Const, Structure
 from tracer.private import types_pb2
 from tracer.spec import Spec, intern_spec
 
+# What puts tensors of any kind into one, and takes them out again. The latter fails where something else was packed: so
+# of two ways that take things out, never both may be run.
+PACK, UNPACK = "CompositeTensorVariantFromComponents", "CompositeTensorVariantToComponents"
+
 # The operations that stand for them in traces and graphs.
 LOOP, BRANCH, CALL = "StatelessWhile", "StatelessIf", "PartitionedCall"
 
 STRUCTURES = (LOOP, BRANCH, CALL)
 
 COUNT, FLAG = intern_spec(types_pb2.DT_INT32, ()), intern_spec(types_pb2.DT_BOOL, ())
+PACKED = intern_spec(types_pb2.DT_VARIANT, ())
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,14 +63,18 @@ class Loop(Structure):
 
 @dataclass(eq=False)
 class Recursion(Structure):
-    """A function that calls itself; `block` is there once it is written down, with `Again` for the calls in it."""
+    """A function that calls itself; `block` is there once it is written down, with `Again` for the calls in it.
+
+    `guard` is the branch in it that asks whether there is room for one more call: its second way is the function.
+    """
 
     block: Block | None = None
+    guard: Branch | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Again(Structure):
-    """A call of the function that it is inside of."""
+    """A call of a function that calls itself, from within such a function."""
 
     recursion: Recursion
 

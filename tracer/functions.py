@@ -166,7 +166,7 @@ class _Writer:
         return self.stage.structure(BRANCH, branch, [condition, *outer], specs[0])
 
     def _loop(self, node: Any, inputs: list[Any]) -> list[Any]:
-        given: list[Any] = [v if isinstance(v, Held) else self.stage.stand_in(v) for v in inputs]
+        given: list[Any] = [v if isinstance(v, Held) else self.stage.stand_in(v._out) for v in inputs]
         testing, (going,) = self._apart(node.attr["cond"].func.name, given)
         turning, after = self._apart(node.attr["body"].func.name, given)
         states = [n for n, v in enumerate(given) if not isinstance(v, Held)]

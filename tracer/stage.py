@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tracer.block import STRUCTURES, Block
+from tracer.block import PACK, PACKED, STRUCTURES, UNPACK, Block
 from tracer.constants import constant_output
 from tracer.derive import folded_variant, inferred_variant
 from tracer.errors import Refused
@@ -68,9 +68,9 @@ class Stage:
         self.given.append(given)
         return lazy
 
-    def stand_in(self, value: Any) -> LazyTensor:
+    def stand_in(self, out: Any) -> LazyTensor:
         """Returns what a loop's blocks are given for a tensor that its turns change: its spec, nothing of its value."""
-        return new_lazy(Output(value._out.spec), CONST, self)
+        return new_lazy(Output(out.spec), CONST, self)
 
     def own(self, value: Any) -> Any:
         """Returns a tensor as one of this stage; constants stay what they are."""
@@ -191,6 +191,35 @@ class Stage:
             tuple(v._out.spec for v in given), tuple(Output(s, None, node) for s in specs), list(range(len(specs)))
         )
         return list(self._add(Step(self._step, op, node, variant, slots, consts, {}, ())))
+
+    def packed(self, values: list[Any]) -> LazyTensor:
+        """Writes down that tensors are put into one, of which nobody knows what it is; returns that."""
+        given = [self.own(v) for v in values]
+        consts = {i: v._out.const for i, v in enumerate(given) if v._out.const is not None}
+        slots = tuple(CONST if i in consts else v._key for i, v in enumerate(given))
+        specs = tuple(v._out.spec for v in given)
+        attrs = ("metadata", b"", "Tcomponents", [spec.dtype for spec in specs])
+        node = Node(self._count, PACK, "fast", attrs, Location(call_stack()[0], 0))
+        variant = Variant((specs,), (Output(PACKED, None, node),), -1)
+        made: LazyTensor = self._add(Step(self._step, PACK, node, variant, (LIST,), {}, {0: (slots, consts)}, ()))
+        return made
+
+    def unpacked(self, tensor: LazyTensor, specs: list[Spec]) -> list[LazyTensor]:
+        """Writes down that what was put into one is taken out again; returns that."""
+        attrs = ("metadata", b"", "Tcomponents", [spec.dtype for spec in specs])
+        node = Node(self._count, UNPACK, "fast", attrs, Location(call_stack()[0], 0))
+        outputs = tuple(Output(spec, None, node) for spec in specs)
+        variant = Variant((PACKED,), outputs, list(range(len(specs))))
+        return list(self._add(Step(self._step, UNPACK, node, variant, (tensor._key,), {}, {}, ())))
+
+    @property
+    def last(self) -> Step:
+        """What was written down last."""
+        return self._step
+
+    def forget(self, last: Step) -> None:
+        """Drops what was written down behind this; nobody may hold tensors of that."""
+        self._step = last
 
     def _add(self, step: Step) -> Any:
         self._count += 1

@@ -7,17 +7,19 @@ where eager TensorFlow has none.
 from __future__ import annotations
 
 import functools
+from collections.abc import Generator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from coexec.runtime.structures import issue
 from coexec.staging.adjoints import Adjoint
-from coexec.staging.gradients import Gradient
+from coexec.staging.gradients import Gradient, input_of, unwatched
+from coexec.staging.reach import recursion_of
 from coexec.staging.reads import Held
-from tracer.block import BRANCH, CALL, Block
+from coexec.staging.unwinding import Unwinding
+from tracer.block import CALL, STRUCTURES, Again, Block, Branch, Recursion
 from tracer.errors import Refused
-from tracer.graph import LIST
 from tracer.intercept import current_handler, flat_outputs, tape_is_empty
 from tracer.lazy import unwrap
 from tracer.op import signature_of
@@ -98,6 +100,44 @@ def _through(run: Any, adjoint: Adjoint, n: int, states: list[Any], saved: Saved
     return backward
 
 
+def record_unwinding(run: Any, unwinding: Unwinding, given: list[Any], results: list[Any]) -> None:
+    """Tells tapes of a block in which functions call themselves, with what it has told of its gradients."""
+    *told, packed = results[len(unwinding.block.results) :]
+    missing = {pair for pair, flag in zip(unwinding.asked, told, strict=True) if not flag.truth()}
+    for n in unwinding.backs:
+        wanted = [k for k in unwinding.arguments(n) if (n, k) not in missing]
+        if wanted:
+            backward = _unwound(run, unwinding, n, wanted, given, packed)
+            record.record_operation("Branch", [results[n]], [given[k] for k in wanted], backward)
+
+
+def _unwound(run: Any, unwinding: Unwinding, n: int, wanted: list[int], given: list[Any], packed: Any) -> Any:
+    def backward(back: Any) -> list[Any]:
+        back = tf.convert_to_tensor(back)
+        places = unwinding.arguments(n)
+        if _is_free(run):
+            try:
+                specs = [unwinding.block.arguments[k] for k in places]
+                part = ("structure", unwinding.backs[n])
+                found = issue(run, CALL, part, [*given, packed, back], specs)
+                return [found[places.index(k)] for k in wanted]
+            except Refused:
+                pass
+
+        # What asks otherwise, and may ask for more, gets the calls once more, one by one, on a tape.
+        def forward() -> Any:
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                inputs = {k: tf.identity(given[k]) for k in wanted}  # of which several may be one tensor
+                tape.watch(list(inputs.values()))
+                result = _again(unwinding.block, [inputs.get(k, v) for k, v in enumerate(given)])[n]
+            return tape, result, list(inputs.values())
+
+        tape, *found = forward() if context.executing_eagerly() else unwatched(forward)  # a jacobian traces this
+        return list(tape.gradient(*found, output_gradients=back))
+
+    return backward
+
+
 def _is_free(run: Any) -> bool:
     """Whether what goes back may be an operation of the call: it is still followed, and nobody records it."""
     return context.executing_eagerly() and run.recorder is None and current_handler() is run and tape_is_empty()
@@ -105,28 +145,45 @@ def _is_free(run: Any) -> bool:
 
 def _again(block: Block, given: list[Any]) -> list[Any]:
     """Issues a block's operations one by one, for whoever records or follows them; Python decides."""
+    running: list[_Walk] = [_walked(block, given)]
+    found: list[Any] | None = None
+    while True:  # a function may call itself more often than Python's own may be inside of each other
+        try:
+            running.append(_walked(*running[-1].send(found)))
+            found = None
+        except StopIteration as stopped:
+            running.pop()
+            found = stopped.value
+            if not running:
+                return list(found or [])
+
+
+_Walk = Generator[tuple[Any, list[Any]], Any, list[Any]]
+
+
+def _walked(block: Block, given: list[Any]) -> _Walk:
+    """Does so; gives each block inside of it, with its arguments, to get its results; returns the block's."""
     values: dict[int, Any] = {-1 - n: v for n, v in enumerate(given)}
     for step in block.steps:
-        inputs = [_input(step, i, slot, values) for i, slot in enumerate(step.slots)]
-        if step.op == BRANCH:
+        inputs = [input_of(step, i, slot, values) for i, slot in enumerate(step.slots)]
+        part = step.attrs[1] if step.op in STRUCTURES else None
+        if isinstance(part, Branch):
             condition, *others = inputs
-            branch = step.attrs[1]
             ways = [
-                functools.partial(_again, way, [others[k] for k in places])
-                for way, places in ((branch.then, branch.then_inputs), (branch.other, branch.other_inputs))
+                (way, [others[k] for k in places])
+                for way, places in ((part.then, part.then_inputs), (part.other, part.other_inputs))
             ]
-            outputs = _chosen(condition, *ways)
+            if tf.is_symbolic_tensor(condition):
+                outputs = flat_outputs(tf.cond(condition, *(functools.partial(_again, *way) for way in ways)))
+            else:
+                outputs = yield ways[0] if condition else ways[1]
+        elif isinstance(part, (Recursion, Again)):
+            outputs = yield recursion_of(part).block, inputs
         else:
             outputs = flat_outputs(_issued(step, inputs))
         for n, tensor in enumerate(outputs):
             values[step.first + n] = tensor
     return [values[r] if isinstance(r, int) else tf.constant(r[0].value, r[1].dtype) for r in block.results]
-
-
-def _chosen(condition: Any, then: Any, other: Any) -> list[Any]:
-    if not tf.is_symbolic_tensor(condition):
-        return then() if condition else other()
-    return flat_outputs(tf.cond(condition, then, other))
 
 
 def _issued(step: Any, inputs: list[Any]) -> Any:
@@ -138,10 +195,3 @@ def _issued(step: Any, inputs: list[Any]) -> Any:
     attrs = dict(zip(step.attrs[::2], step.attrs[1::2], strict=True))
     given = dict(zip(signature.inputs, unwrap(inputs), strict=True))
     return op_def_library.apply_op(step.op, **given, **attrs)
-
-
-def _input(step: Any, i: int, slot: int, values: dict[int, Any]) -> Any:
-    if slot == LIST:
-        slots, consts = step.lists[i]
-        return [consts[j].value if j in consts else values[s] for j, s in enumerate(slots)]
-    return step.consts[i].value if i in step.consts else values[slot]

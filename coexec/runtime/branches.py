@@ -13,15 +13,20 @@ from collections.abc import Iterable
 from types import CodeType, FrameType
 from typing import Any
 
+import tensorflow as tf
+
+from coexec.lowering.failures import differs
 from coexec.lowering.plan import recurses, selects
-from coexec.runtime.backward import record_branch, record_reads
+from coexec.runtime.backward import record_branch, record_reads, record_unwinding
 from coexec.runtime.passing import set_variables
 from coexec.runtime.structures import issue, read
+from coexec.runtime.turns import is_watched
 from coexec.staging.branches import StagedBranch, built
-from coexec.staging.gradients import gradients_of
+from coexec.staging.gradients import gradients_of, refuse_hidden
 from coexec.staging.ranges import OVER, StagedRange
 from coexec.staging.reads import Held
-from tracer.block import BRANCH, CALL
+from coexec.staging.unwinding import Unwinding
+from tracer.block import BRANCH, CALL, FLAG, PACKED, Block, steps_of
 from tracer.errors import Refused
 from tracer.guards import is_guarded
 from tracer.intercept import tape_is_empty
@@ -36,18 +41,37 @@ class Returned(BaseException):
         self.value = value
 
 
-def records(run: Any, staged: StagedBranch) -> bool:
-    """Returns whether tapes can be told of a branch, if there are any; notes its gradients for that."""
+def gradients_for(run: Any, staged: StagedBranch, arguments: list[Any]) -> Any:
+    """Returns how to tell tapes of a branch, if there are any; where they cannot be told, why, or None."""
     if tape_is_empty():
-        return True
+        return ()
     if run.tapes.foreign:  # they may be accumulators, and others may ask them
-        return False
-    if staged.gradients is None:
+        return None
+    watched = None
+    if any(map(recurses, staged.block.steps)):
+        watched = tuple([k for k, v in enumerate(arguments) if is_watched([v])])
+    if watched not in staged.gradients:
         try:
-            staged.gradients = gradients_of(staged.block)
+            staged.gradients[watched] = _gradients(staged.block, watched)
         except Refused as refused:
-            staged.gradients = str(refused)
-    return not isinstance(staged.gradients, str)
+            staged.gradients[watched] = str(refused)
+    return staged.gradients[watched]
+
+
+def _gradients(block: Block, watched: tuple[int, ...] | None) -> Any:
+    if watched is None:
+        return gradients_of(block)
+    if not watched:
+        return ()
+    if tf.config.list_physical_devices("GPU"):  # TensorFlow has no kernels there for what each call packs
+        raise Refused("a function in it calls itself, and there is a GPU")
+    refuse_hidden(block)
+    unwinding = Unwinding(block, watched)
+    for step in unwinding.steps:
+        for inner in (step, *steps_of(step)):
+            if difference := differs(inner.op or ""):
+                raise Refused(f"{inner.op} {difference}")
+    return unwinding
 
 
 def refuse_branch(staged: StagedBranch, decision: Decision, frame: FrameType, local: dict[str, Any]) -> None:
@@ -118,16 +142,30 @@ def _values(staged: StagedBranch, results: list[Any], arguments: list[Any]) -> d
     return {name: built(form, results, arguments) for name, form in staged.names.items()}
 
 
-def run_block(run: Any, staged: StagedBranch, arguments: list[Any]) -> list[Any]:
-    """Makes what was written down the next operation of a call that is followed; returns its results."""
+def run_block(run: Any, staged: StagedBranch, arguments: list[Any], gradients: Any = ()) -> list[Any] | None:
+    """Makes what was written down the next operation of a call that is followed; returns its results.
+
+    None where all of it is left to Python. Tapes are told of it by `gradients`.
+    """
+    unwinding = gradients if isinstance(gradients, Unwinding) else None
+    block, specs = staged.block, list(staged.specs)
+    if unwinding is not None:
+        block = unwinding.forward
+        specs += [*(FLAG for _ in unwinding.asked), PACKED]
     given = [
-        read(run, v.handle, spec) if type(v) is Held else v
-        for v, spec in zip(arguments, staged.block.arguments, strict=True)
+        read(run, v.handle, spec) if type(v) is Held else v for v, spec in zip(arguments, block.arguments, strict=True)
     ]
-    results = issue(run, CALL, ("structure", staged.block), given, list(staged.specs))
+    results = issue(run, CALL, ("structure", block), given, specs)
+    if staged.stops:
+        run.flush()
+        if results[len(staged.specs) - 1].truth():
+            return None
     if not tape_is_empty():
         record_reads(arguments, given)
-        record_branch(run, staged.gradients, given, results)
+        if unwinding is not None:
+            record_unwinding(run, unwinding, given, results)
+        else:
+            record_branch(run, gradients, given, results)
     return results
 
 
@@ -136,8 +174,7 @@ def finish_range(
 ) -> tuple[dict[str, Any] | None, int]:
     """Returns the variables behind a loop over a range, None if it stopped before its end, and its turns."""
     results = run_block(run, staged, arguments)
-    run.flush()
-    if results[-1].truth():
+    if results is None:
         return None, 0
     after = {name: built(form, results, arguments) for name, form in staged.names.items()}
     if OVER in after:

@@ -7,15 +7,17 @@ statement that has called it may be written down, be it in the caller or in the 
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
 
-from coexec.staging.recursion import calls_itself, calls_of
+from coexec.staging.endings import calls_itself, calls_of
 from coexec.staging.statements import returns
 from tracer.guards import is_guarded, start_of
 from tracer.location import is_entry, is_user
-from tracer.syntax import Decision, Simple, asks_identity, call_at
+from tracer.source import function_of
+from tracer.syntax import Decision, Simple, asks_identity, assigned_names, call_at
 
 
 def asks_for_caller(decision: Decision, code: CodeType, namespace: dict[str, Any]) -> bool:
@@ -77,9 +79,18 @@ class Calls:
         if found is None:
             if len(self._known) >= MAX_CALLS:
                 self._known.clear()
-            found = code, call_at(code, offset, namespace), is_guarded(code, offset, namespace)
+            decision = call_at(code, offset, namespace)
+            if decision is not None:
+                decision = decision._replace(unread=_unread(function_of(code, namespace), decision.statement))
+            found = code, decision, is_guarded(code, offset, namespace)
             self._known[id(code), offset] = found
         return found[1:]
+
+
+def _unread(function: Any, statement: Any) -> frozenset[str]:
+    """Returns the names that a statement assigns to and nothing in the function reads."""
+    names = [n for n in ast.walk(function) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Store)]
+    return frozenset(assigned_names([statement]).difference(n.id for n in names))
 
 
 def least(decision: Decision | None, called: set[Any]) -> bool:
@@ -94,7 +105,7 @@ def least(decision: Decision | None, called: set[Any]) -> bool:
         return decision.negated
     if isinstance(statement, ast.For):
         return not decision.negated
-    names = {code.co_name for code in called}
+    names = _turning(frozenset(called))
     if isinstance(statement, ast.If):
         rest = list(decision.rest or ())
         ways = [[*way, *([] if _ends(way) else rest)] for way in (statement.body, statement.orelse)]
@@ -106,6 +117,24 @@ def least(decision: Decision | None, called: set[Any]) -> bool:
         if body != other:
             return body < other
     return decision.answer
+
+
+@functools.lru_cache(maxsize=256)
+def _turning(called: frozenset[CodeType]) -> set[str]:
+    """Returns the names of those functions that may come to call themselves, or of all if none does."""
+    calls: dict[str, set[str]] = {}
+    for code in called:
+        calls.setdefault(code.co_name, set()).update(code.co_names, code.co_freevars)
+    found = set()
+    for name in calls:
+        known, ahead = set[str](), [name]
+        while ahead:
+            more = {other for other in calls[ahead.pop()] if other in calls and other not in known}
+            known |= more
+            ahead += more
+        if name in known:
+            found.add(name)
+    return found or set(calls)
 
 
 def _ends(way: list[ast.stmt]) -> bool:

@@ -19,8 +19,8 @@ from typing import Any
 
 from coexec import account
 from coexec.events import Kind, Ledger
+from coexec.runtime import branches
 from coexec.runtime.assertions import ASSERTIONS, assume, assume_statement
-from coexec.runtime.branches import described, finish_range, records, refuse_branch, run_block, take, way_into_else
 from coexec.runtime.callers import Calls, asks_for_caller, identity_is_asked, least, leaves_function
 from coexec.runtime.contests import Contests
 from coexec.runtime.passing import Passage, set_variables, variables_of
@@ -144,32 +144,31 @@ class Decisions:
         def stage() -> StagedBranch:
             staged = stage_branch(decision, lazy, frame, variables)
             refuse_failures(staged.block, checked=False)
-            refuse_branch(staged, decision, frame, variables)
+            branches.refuse_branch(staged, decision, frame, variables)
             return staged
 
-        found = self._find(site, variables, stage, lambda staged: described(staged).format(site.noun), lazy)
+        found = self._find(site, variables, stage, lambda staged: branches.described(staged).format(site.noun), lazy)
         if found is None:
             return None
-        if not records(run, found[0]):
-            if found[0].gradients is not None:
-                self.ledger.cause(Kind.DECISION, f"{site.left} under a tape: {found[0].gradients}", _place())
-            return None
         staged, arguments = found
-        results = run_block(run, staged, arguments)
-        if staged.stops:
-            run.flush()
-            if results[-1].truth():
-                site.deep = id(run)
-                site.idle += 1
-                if site.idle >= MAX_IDLE:
-                    self._leave(site, "it was left to Python each time")
-                return None
-            site.idle = 0
-        else:
+        gradients = branches.gradients_for(run, staged, arguments)
+        if gradients is None or isinstance(gradients, str):
+            if gradients is not None:
+                self.ledger.cause(Kind.DECISION, f"{site.left} under a tape: {gradients}", _place())
+            return None
+        results = branches.run_block(run, staged, arguments, gradients)
+        if results is None:
+            site.deep = id(run)
+            site.idle += 1
+            if site.idle >= MAX_IDLE:
+                self._leave(site, "it was left to Python each time")
+            return None
+        site.idle = 0
+        if not staged.stops:
             self.contests.begin(run, site, _place)
         self.ledger.count(decisions_on_device=1)
         lead = partial(self._passage.lead, frame, site)
-        return take(staged, arguments, decision, frame, variables, lead, results)
+        return branches.take(staged, arguments, decision, frame, variables, lead, results)
 
     def _asks_for_caller(self, site: Site, decision: Decision, frame: FrameType) -> bool:
         if frame.f_back is None or is_entry(frame.f_back.f_code):
@@ -282,7 +281,7 @@ class Decisions:
                 staged = stage_range(decision, frame, variables)
             for part in staged.parts():
                 refuse_failures(part)
-            way_into_else(decision.statement, frame.f_code, variables)
+            branches.way_into_else(decision.statement, frame.f_code, variables)
             return staged
 
         found = self._find(site, variables, stage, lambda _: "a `for` loop turns on the device", None)
@@ -292,7 +291,7 @@ class Decisions:
         if told:
             after, turned = self._finish_told(site, run, staged, arguments, variables)
         else:
-            after, turned = finish_range(run, staged, arguments, variables)
+            after, turned = branches.finish_range(run, staged, arguments, variables)
         if after is None:
             site.idle += turned == 0
             if site.idle >= MAX_IDLE:
@@ -304,7 +303,7 @@ class Decisions:
         is_over = after.pop(OVER, False)  # rather than left
         set_variables(frame, after)
         if is_over:
-            line = way_into_else(decision.statement, frame.f_code, variables)
+            line = branches.way_into_else(decision.statement, frame.f_code, variables)
             return self._passage.lead(frame, site, decision.negated, line=line)
         return not decision.negated
 

@@ -96,7 +96,7 @@ class Turns:
 
 def adjoint_for(staged: Staged, arguments: list[Any]) -> Way | str | None:
     """Returns the way back through a loop, if some tape watches what it is given; where there is none, says why."""
-    if tape_is_empty() or not _watched(arguments):
+    if tape_is_empty() or not is_watched(arguments):
         return None
     if staged.adjoint is None:
         try:
@@ -107,7 +107,7 @@ def adjoint_for(staged: Staged, arguments: list[Any]) -> Way | str | None:
         except Refused as refused:
             staged.adjoint = str(refused)
     adjoint: Way | str = staged.adjoint
-    if not isinstance(adjoint, str) and _watched([arguments[k] for k in adjoint.sparse]):
+    if not isinstance(adjoint, str) and is_watched([arguments[k] for k in adjoint.sparse]):
         return "a gradient is sparse"
     return adjoint
 
@@ -130,8 +130,8 @@ def room_for(adjoint: Way | None, turns: int, most: int) -> int:
     return max(min(room, most, MAX_ROOM // max(adjoint.size, 1)), 1)
 
 
-def _watched(values: list[Any]) -> bool:
-    """Whether some tape watches one of these; a variable, once it is read."""
+def is_watched(values: list[Any]) -> bool:
+    """Returns whether some tape watches one of these; a variable, once it is read."""
     if any(type(v) is Held and v.variable.trainable for v in values):
         return True
     return bool(values) and record.should_record_backprop([v.handle if type(v) is Held else v for v in values])

@@ -209,7 +209,7 @@ class Adjoint:
         live = self._live(n, apart)
         zeros = {p: tf.zeros(self.inputs[p].shape, self.inputs[p].dtype) for p in added if p not in sums}
         states = [turn, *(backs[k] for k in live), *({**zeros, **sums}[p] for p in added)]
-        starts = [stage.stand_in(state) for state in states]
+        starts = [stage.stand_in(state._out) for state in states]
         testing, turning = Stage(stage), Stage(stage)
         with testing:
             test = testing.block([tf.greater(starts[0], 0)])

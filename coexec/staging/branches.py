@@ -70,7 +70,8 @@ class StagedBranch:
     specs: list[Spec]
     room: int | None = field(default=None, kw_only=True)  # which argument says how many calls may be in each other
     stops: bool = field(default=False, kw_only=True)  # whether the last result says that all of it is Python's
-    gradients: Any = field(default=None, init=False)  # of the results, once a tape has asked; or why there are none
+    # Once tapes have asked: the results' gradients, by the arguments watched if that matters; or why there are none.
+    gradients: dict[Any, Any] = field(default_factory=dict, init=False)
 
     def arguments(self, local: dict[str, Any], asked: Any) -> list[Any] | None:
         """Returns what the block is to be given now; None if it is not what Python would run now."""

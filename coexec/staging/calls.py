@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tracer.answers import answered
+from tracer.library import behind
 from tracer.location import is_user
 
 # Python's own functions of numbers and containers. (`min`, `max` and `sum` ask tensors for their truth, or add them up;
@@ -43,13 +44,13 @@ _OTHERWISE = frozenset({"recompute_grad", "custom_gradient", "get_static_value",
 def _computing() -> dict[int, Any]:
     """Returns TensorFlow's functions that only compute, by id; they live as long as their modules."""
     found: dict[int, Any] = {}
-    behind = {id(door): function for _, function, door in answered()}
+    answers = {id(door): function for _, function, door in answered()}
     for module in _MODULES:
         for name in dir(module):
             function = getattr(module, name, None)
             if not isinstance(function, types.FunctionType) or name in _OTHERWISE:
                 continue
-            if behind.get(id(function), function).__module__ in _COMPUTING:
+            if behind(answers.get(id(function), function)).__module__ in _COMPUTING:
                 found[id(function)] = function
     found.update({id(f): f for f in (tf.constant, tf.convert_to_tensor, tf.clip_by_value, tf.stop_gradient)})
     return found

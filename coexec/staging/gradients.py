@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tracer.block import BRANCH, LOOP, STRUCTURES, Block, Branch
+from tracer.block import BRANCH, CALL, LOOP, STRUCTURES, Block, Branch, blocks_of
 from tracer.errors import Refused
 from tracer.graph import CONST, LIST, Step
 from tracer.inputs import input_enum
@@ -35,10 +35,15 @@ class Gradient(NamedTuple):
 
 def gradients_of(block: Block) -> list[Gradient]:
     """Returns the gradients of a block's results; raises `Refused` where there is none that can be written down."""
-    seen = set(block.results)
+    refuse_hidden(block)
+    return unwatched(lambda: [dense(gradient_of(block, (n,), None)) for n in range(len(block.results))])
+
+
+def refuse_hidden(block: Block) -> None:
+    """Refuses a block that computes one of its results from another: the program may ask for that gradient, too."""
+    seen = {r for r in block.results if has_gradient(spec_in(block, r))}
     if hides(block, seen) or any(not seen.isdisjoint(ancestors(block, result)) for result in block.results):
         raise Refused("it computes one result from another")
-    return unwatched(lambda: [dense(gradient_of(block, (n,), None)) for n in range(len(block.results))])
 
 
 def unwatched(work: Callable[[], Any]) -> Any:
@@ -64,7 +69,7 @@ def has_gradient(spec: Spec) -> bool:
     return spec.dtype.is_floating or spec.dtype.is_complex
 
 
-class _Taped(Stage):
+class Taped(Stage):
     """A stage that puts what it writes down on the tape of its thread."""
 
     def __enter__(self) -> Stage:
@@ -112,7 +117,7 @@ def gradient_of(block: Block, numbers: tuple[int, ...], outer: Stage | None, cut
 
     The slots in `cuts` are given, too, behind the arguments, and not what is computed for them.
     """
-    stage = _Taped(outer)
+    stage = Taped(outer)
     given = [stage.argument(spec) for spec in block.arguments]
     instead = {slot: stage.argument(spec_in(block, slot)) for slot in cuts}
     specs = [spec_in(block, block.results[n]) for n in numbers]
@@ -154,13 +159,13 @@ def pruned(block: Block) -> Block:
     for step in reversed(block.steps):
         if not needed.isdisjoint(range(step.first, step.end)):
             kept.append(step)
-            needed.update(_slots(step))
+            needed.update(slots_of(step))
     return Block(block.arguments, tuple(reversed(kept)), block.results)
 
 
 def used_arguments(block: Block) -> set[int]:
     """Returns which arguments its operations or results take."""
-    slots = {slot for step in block.steps for slot in _slots(step)}
+    slots = {slot for step in block.steps for slot in slots_of(step)}
     slots.update(r for r in block.results if isinstance(r, int))
     return {-1 - slot for slot in slots if CONST < slot < 0}
 
@@ -170,22 +175,27 @@ def ancestors(block: Block, result: Any) -> set[int]:
     found = {result} if isinstance(result, int) else set()
     for step in reversed(block.steps):
         if not found.isdisjoint(range(step.first, step.end)):
-            found.update(_slots(step))
+            found.update(slots_of(step))
     return found - {result}
 
 
-def _slots(step: Step) -> list[int]:
+def slots_of(step: Step) -> list[int]:
+    """Returns the slots that a step takes."""
     return [s for i, slot in enumerate(step.slots) for s in (step.lists[i][0] if slot == LIST else (slot,))]
 
 
 def hides(block: Block, seen: set[Any]) -> bool:
-    """Returns whether a branch computes something from what is `seen` behind it: the two would look unrelated."""
+    """Returns whether a branch computes something from what is `seen` behind it: the two would look unrelated.
+
+    Or a function that calls itself.
+    """
     for step in block.steps:
-        shown = [n for n in range(len(step.outputs)) if step.first + n in seen] if step.op == BRANCH else []
-        for way in (step.attrs[1].then, step.attrs[1].other) if shown else ():
+        shown = [n for n in range(len(step.outputs)) if step.first + n in seen] if step.op in (BRANCH, CALL) else []
+        for way in blocks_of(step) if shown else ():
             results = way.results
             for n in shown:
                 others = [r for k, r in enumerate(results) if k != n and isinstance(results[n], int)]
+                others = [r for r in others if has_gradient(spec_in(way, r))]
                 if any(results[n] == r or results[n] in ancestors(way, r) for r in others):
                     return True
             if hides(way, {results[n] for n in shown}):
@@ -201,30 +211,38 @@ def issue_block(stage: Stage, block: Block, given: list[Any], instead: dict[int,
     instead = instead or {}
     values: dict[int, Any] = {**{-1 - n: v for n, v in enumerate(given)}, **instead}
     for step in block.steps:
-        inputs = [_input(step, i, slot, values) for i, slot in enumerate(step.slots)]
-        if step.op in STRUCTURES:
-            outputs = _structure(stage, step, inputs)
-        else:
-            result = stage.fast(step.op or "", None, (*inputs, *step.attrs))
-            found = result if isinstance(result, list) else [result]
-            outputs = [t for o in found for t in (o if type(o) is list else [o])]
+        inputs = [input_of(step, i, slot, values) for i, slot in enumerate(step.slots)]
+        outputs = _structure(stage, step, inputs) if step.op in STRUCTURES else issue_step(stage, step, inputs)
         for n, tensor in enumerate(outputs):
             values.setdefault(step.first + n, tensor)
     return [values[r] if isinstance(r, int) else stage.constant(r[0].value, r[1].dtype) for r in block.results]
 
 
-def _input(step: Step, i: int, slot: int, values: dict[int, Any]) -> Any:
+def issue_step(stage: Stage, step: Step, inputs: list[Any]) -> list[Any]:
+    """Issues an operation once more in a stage, which is no loop or branch; returns its outputs."""
+    result = stage.fast(step.op or "", None, (*inputs, *step.attrs))
+    found = result if isinstance(result, list) else [result]
+    return [t for o in found for t in (o if type(o) is list else [o])]
+
+
+def input_of(step: Step, i: int, slot: int, values: dict[int, Any]) -> Any:
+    """Returns what a step is given, where slots have these values."""
     if slot == LIST:
         slots, consts = step.lists[i]
         return [consts[j].value if j in consts else values[s] for j, s in enumerate(slots)]
     return step.consts[i].value if i in step.consts else values[slot]
 
 
-def _structure(stage: Stage, step: Step, inputs: list[Any]) -> list[Any]:
+def tensors_of(step: Step, inputs: list[Any]) -> list[Any]:
+    """Returns what a loop or branch is given as tensors."""
     assert step.variant is not None
-    given = [v if isinstance(v, EagerTensor) else tf.convert_to_tensor(v, spec.dtype)
-             for v, spec in zip(inputs, step.variant.key, strict=True)]  # fmt: skip
-    if not isinstance(stage, _Taped):
+    return [v if isinstance(v, EagerTensor) else tf.convert_to_tensor(v, spec.dtype)
+            for v, spec in zip(inputs, step.variant.key, strict=True)]  # fmt: skip
+
+
+def _structure(stage: Stage, step: Step, inputs: list[Any]) -> list[Any]:
+    given = tensors_of(step, inputs)
+    if not isinstance(stage, Taped):
         return stage.structure(step.op or "", step.attrs[1], given, [out.spec for out in step.outputs])
     if step.op != BRANCH:
         raise Refused("there is a loop in it" if step.op == LOOP else "a function in it calls itself")

@@ -107,7 +107,7 @@ def stage_range(decision: Decision, frame: FrameType, local: dict[str, Any]) -> 
             results.append(statements.leave)
             block = reads.stage.block([tensor_of(v) for v in results])
         specs = [tensor_of(value)._out.spec for value in results]
-    return StagedRange(block, reads, names, None, False, None, specs, loop, counters)
+    return StagedRange(block, reads, names, None, False, None, specs, loop, counters, stops=True)
 
 
 @dataclass

@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from coexec.staging.endings import calls_itself, ends_soon
 from coexec.staging.reads import is_number
 from coexec.staging.statements import Statements
 from coexec.staging.values import Scope, Whole, tensor_of
@@ -24,7 +25,6 @@ from tracer.op import freeze
 from tracer.source import function_of
 from tracer.spec import Spec
 from tracer.stage import Stage
-from tracer.syntax import is_mixed
 
 MOST = 12  # times that one is written down, until it is known what its calls have in common
 
@@ -37,12 +37,22 @@ class _Anew(Refused):
     """The function must be written down once more, as more is known."""
 
 
+class _Cycle(Exception):
+    """A function is called that is being carried out: by way of others, it calls itself."""
+
+    def __init__(self, code: Any) -> None:
+        self.code = code
+
+
 @dataclass
 class _Active:
     """A function that is being written down."""
 
+    code: Any
+    tree: Any
+
     names: dict[str, Any]  # its arguments in the call from outside
-    depth: int  # calls that are carried out around it
+    depth: int  # functions that are carried out around it
     counted: set[str] = field(default_factory=set)  # whole numbers that calls give otherwise
     form: Any = None  # what it returns, with `_Leaf` for tensors
     specs: list[Spec] = field(default_factory=list)  # of those
@@ -92,29 +102,61 @@ class Functions(Statements):
         self._plain: dict[Any, str] = {}  # code that is carried out where it is called, and why
         self._pending: list[Any] = []  # `leave` of the paths around the one that is written down
         self._callees: list[str | None] = []  # what is called, by the names in the calls that are under way
+        self._path: list[tuple[Any, Any, str | None]] = []  # functions that are carried out: code, syntax, called as
         self._guesses = False  # whether calls of a function by itself are left out
 
     def inlined(self, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Calls a function of the user's."""
         code = function.__code__
+        name = self._callees[-1] if self._callees else None
         active = self._active.get(code)
         if active is not None:
-            if self._callees[-1:] != [code.co_name] or self.depth != active.depth:
-                raise Refused("it calls itself by another name, or by way of another function")  # see `ends_soon`
+            self._refuse_detour(active, name)
             return self._again(active, self.entered(function, args, kwargs)[1].names)
-        if code in self._plain or self.lists is not None or not calls_itself(code, function.__globals__):
-            return super().inlined(function, args, kwargs)
-        leave, reasons = self.leave, list(self.reasons)
+        if any(code is other for other, _, _ in self._path) and code not in self._plain and self.lists is None:
+            raise _Cycle(code)
+        calls = calls_itself(code, function.__globals__)
+        if self.lists is not None or code in self._plain or not calls:
+            before = self.stage.last, self.leave, len(self.reasons)
+            try:
+                return self._inlined(function, args, kwargs)
+            except _Cycle as cycle:
+                if cycle.code is not code:
+                    raise
+            self.stage.forget(before[0])
+            self.leave = before[1]
+            del self.reasons[before[2] :]
+        leave, reasons, guesses = self.leave, list(self.reasons), self._guesses
         try:
+            self._guesses = False  # of another function, in which this one is called
             return self._called(code, *self.entered(function, args, kwargs))
         except Refused as refused:
             self._plain[code] = str(refused)
             self.leave, self.reasons = leave, reasons
+        finally:
+            self._guesses = guesses
             self._active.pop(code, None)
         try:
-            return super().inlined(function, args, kwargs)
+            return self._inlined(function, args, kwargs)
         except Refused as refused:
             raise Refused(f"{function.__qualname__} calls itself: {self._plain[code] or refused}") from None
+
+    def _inlined(self, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        code = function.__code__
+        self._path.append((code, function_of(code, function.__globals__), self._callees[-1] if self._callees else None))
+        try:
+            return super().inlined(function, args, kwargs)
+        finally:
+            self._path.pop()
+
+    def _refuse_detour(self, active: _Active, name: str | None) -> None:
+        """Refuses a call of a function by itself if Python, carrying it out for nothing, might not come to its end."""
+        way = [(active.code, active.tree, name), *self._path[active.depth :]]
+        names = {code.co_name for code, _, _ in way}
+        if any(code.co_name != called for code, _, called in way):
+            raise Refused("it calls itself by another name")
+        if not all(ends_soon(tree, names) for _, tree, _ in way):
+            raise Refused("it calls itself by way of another function, and which way ends it is not plain to see")
 
     def _call(self, node: ast.Call, scope: Scope) -> Any:
         self._callees.append(getattr(node.func, "id", getattr(node.func, "attr", None)))
@@ -126,7 +168,7 @@ class Functions(Statements):
     def _called(self, code: Any, tree: Any, scope: Scope) -> Any:
         if not ends_soon(tree, {code.co_name}):
             raise Refused("which way ends it is not plain to see")
-        active = self._active[code] = _Active(scope.names, self.depth)
+        active = self._active[code] = _Active(code, tree, scope.names, len(self._path))
         reasons = list(self.reasons)
         for _ in range(MOST):
             counted = len(active.counted)
@@ -193,6 +235,7 @@ class Functions(Statements):
                 body = self.apart(lambda: self._flat(active, self.carried_out(tree, inner)))
                 zeros = self.apart(lambda: [tf.zeros(spec.shape, spec.dtype) for spec in active.specs])
                 found = self.joined(stopped, [(zeros[0], zeros[1], True), body])
+                active.recursion.guard = stage.last.attrs[1]
                 return self._built(active.form, found), self.leave, stage.given[count:]
         finally:
             self.stage, self.leave, self.rows, self._pending = outer, leave, rows, pending
@@ -211,7 +254,7 @@ class Functions(Statements):
         leaves = active.leaves(names)
         if self._guesses:
             raise _Unknown("what it returns is not known")
-        room = tf.subtract(active.room, 1)
+        room = tf.subtract(active.room, 1 + len(self._path) - active.depth)
         for deep in (*self._pending, self.leave):
             if isinstance(deep, LazyTensor):  # else two calls, each of two calls, would find out each for itself
                 room = tf.where(deep, tf.constant(0), room)
@@ -314,54 +357,3 @@ def _tensors(value: Any) -> list[Any] | None:
 def _spec(tensor: Any) -> Spec:
     spec: Spec = tensor._out.spec
     return spec
-
-
-def calls_itself(code: types.CodeType, namespace: dict[str, Any]) -> bool:
-    """Returns whether a function calls something of its own name; `namespace` holds its globals."""
-    tree = function_of(code, namespace)
-    return tree is not None and bool(calls_of(tree, {code.co_name}))
-
-
-def ends_soon(tree: Any, names: set[str]) -> bool:
-    """Returns whether each call of these names is behind an `if`, or inside of one, of which another way has none.
-
-    Python takes that way where it carries the function out for nothing.
-    """
-
-    def covered(statements: list[ast.stmt], is_behind: bool) -> bool:
-        for statement in statements:
-            ways = [statement.body, statement.orelse] if isinstance(statement, ast.If) else []
-            free = [not any(calls_of(inner, names) for inner in way) for way in ways]
-            plain = isinstance(statement, ast.If) and not is_mixed(statement.test)
-            if not is_behind and calls_of(getattr(statement, "test", statement) if ways else statement, names):
-                if ways or not _chooses(statement, names):
-                    return False
-            elif ways and not is_behind:
-                if not all(covered(way, plain and any(free)) for way in ways):
-                    return False
-                ends = [bool(way) and isinstance(way[-1], ast.Return) for way in ways]
-                is_behind = plain and any(map(all, zip(free, ends, strict=True)))
-        return True
-
-    if isinstance(tree, ast.Lambda):
-        return _chooses(tree.body, names)
-    return covered(tree.body, False)
-
-
-def _chooses(node: ast.AST, names: set[str]) -> bool:
-    """Whether all calls are in one way of the only conditional expression."""
-    found = [n for n in ast.walk(node) if isinstance(n, ast.IfExp)]
-    if len(found) != 1 or is_mixed(found[0].test) or calls_of(found[0].test, names):
-        return False
-    costs = [calls_of(way, names) for way in (found[0].body, found[0].orelse)]
-    return min(costs) == 0 and sum(costs) == calls_of(node, names)
-
-
-def calls_of(node: ast.AST, names: set[str]) -> int:
-    """Returns how many calls of something of these names there are in a piece of syntax."""
-    return sum(
-        isinstance(n, ast.Call) and (getattr(n.func, "id", None) in names or getattr(n.func, "attr", None) in names)
-        for n in ast.walk(node)
-    )
-
-

@@ -16,6 +16,7 @@ from tracer.block import COUNT, FLAG, LOOP, Loop
 from tracer.errors import Refused
 from tracer.functions import joined
 from tracer.lazy import LazyTensor
+from tracer.library import behind
 from tracer.source import function_of
 from tracer.syntax import assigned_names, comprehensions_of, shared_names
 
@@ -200,7 +201,7 @@ class Statements(Expressions):
         assigned = sorted(assigned_names(statement.body))
         inner = scope.branch()
         names = [name for name in assigned if spec(scope.names.get(name)) is not None]
-        starts = {name: self.stage.stand_in(tensor_of(scope.names[name])) for name in names}
+        starts = {name: self.stage.stand_in(tensor_of(scope.names[name])._out) for name in names}
         inner.names.update({name: _as(scope.names[name], start) for name, start in starts.items()})
         testing, truth, left = self.apart(lambda: self.truth(statement.test, inner))
         if left is not None:
@@ -297,6 +298,8 @@ class Statements(Expressions):
 
     def inlined(self, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Calls a function of the user's: its statements are carried out here."""
+        if behind(function) is not function and self.reads.place(function) is not None:  # `coexec.pure`
+            function = self.reads.attribute(function, "__wrapped__", behind(function))
         tree, scope = self.entered(function, args, kwargs)
         if self.depth >= _DEEPEST:
             raise Refused("calls go too deep")

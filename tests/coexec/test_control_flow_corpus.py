@@ -834,7 +834,7 @@ def a_gradient_of_what_a_helper_returns(x, log):
     return y, tape.gradient(y, x)
 
 
-@on("python")
+@on("device")
 def a_gradient_of_recursion(x, log):
     with tf.GradientTape() as tape:
         tape.watch(x)
