@@ -18,7 +18,7 @@ from coexec.events import Kind, Ledger
 from coexec.options import Divergence, Options
 from coexec.runtime.flight import Flight
 from coexec.runtime.library import LibraryCalls
-from coexec.runtime.pending import Pending, carry_out, is_urgent, launch_beside
+from coexec.runtime.pending import carry_out, is_urgent, launch_beside
 from coexec.runtime.references import Reference, referenced
 from coexec.runtime.segments import Segments
 from coexec.runtime.structures import is_function
@@ -37,6 +37,9 @@ from tracer.recorder import FINALIZERS, Recorder
 from tracer.trace import Trace
 
 _new = LazyTensor.__new__
+
+# So many operations of a call raise a failure again that nobody could have caught.
+REFUSALS = 1000
 
 # Set by `coexec.testing`: the number of the operation at which the cursor reports a mismatch.
 forced_event: int = -1
@@ -61,7 +64,8 @@ class Following:
         self.recorder: Recorder | None = None
         self.error: BaseException | None = None
         self.owner, self.device = threading.get_ident(), intercept.device_in_scope()
-        self.deferred: BaseException | None = None  # an error that the next operation is to raise
+        self.deferred: BaseException | None = None  # an error that the next operations are to raise
+        self._refused = 0  # how many have
         self.unseen: BaseException | None = None  # an error that the call is to end with
         self.survivors: list[Reference] = []
         self.telling: list[LazyTensor] = []  # those that are not to end before the call
@@ -348,23 +352,13 @@ class Following:
         if any(e is v for v in inputs for e in self.cursor.externals):
             self.flush()
 
-    def fail(self, error: BaseException, pending: Pending) -> None:
-        """Goes on with a recorder behind a segment of which an operation has failed, or that was interrupted."""
-        last, self.error = pending.last, error
-        # Where it is raised, somebody may swallow it who has nothing to do with it (a `try` that began later,
-        # another thread): then it is raised again, by the next operation and at the end of the call.
-        expected = pending.at is last is self.awaited and last.risky and isinstance(error, Exception)
-        if not expected or threading.get_ident() != self.owner:
-            self.deferred = self.unseen = error
-        self.ledger.cause(Kind.FAILURE, f"{type(error).__name__}: {str(error)[:200]}", last.place)
-        if self.recorder is None:
-            self.cursor.step = last
-            self.cursor.cut()
-            self._record_from_here()
-
     def _raise_deferred(self) -> None:
-        error, self.deferred = self.deferred, None
+        error, self._refused = self.deferred, self._refused + 1
         assert error is not None
+        # Eagerly nothing runs behind such an operation, so a handler that began later writes no state. But who tries
+        # until something works is to come to an end, and who has interrupted the call may clean up.
+        if self._refused >= REFUSALS or not isinstance(error, Exception):
+            self.deferred = None
         raise error
 
     def close(self) -> list[LazyTensor]:
@@ -385,12 +379,12 @@ class Following:
         self.flush()
         assert mismatch is not None
         self.ledger.cause(Kind.DIVERGENCE, str(mismatch), mismatch.location, mismatch.hint)
-        recorder = self._record_from_here()
+        recorder = self.record_from_here()
         if self.options.strict:
             raise Divergence(f"{mismatch}, at {mismatch.location}")
         return recorder
 
-    def _record_from_here(self) -> Recorder:
+    def record_from_here(self) -> Recorder:
         cursor = self.cursor
         self.open = False
         self.tapes.catch_up()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from coexec.compile.executable import Executable
+from coexec.events import Kind
 from coexec.lowering.failures import can_fail, needs_check
 from coexec.runtime.flight import Flight
 from coexec.runtime.notes import take_note
@@ -105,7 +107,7 @@ def land_before(run: Any, last: Step) -> None:
         except BaseException as error:
             values, run.values = run.values, []
             run.survivors += [Reference(value) for value in values if value is not None]
-            run.fail(error, Pending(last, [], [], [], [], []))
+            _fail(run, error, Pending(last, [], [], [], [], []))
             raise
 
 
@@ -152,7 +154,7 @@ def carry_out(run: Any, last: Step) -> None:
         _end(run, pending)
         run.launched, run.replayed = run.launched + launched, run.replayed + (not launched)
     except Exception as error:
-        run.fail(error, pending)
+        _fail(run, error, pending)
         raise
     except BaseException as interrupt:  # of Python, at any instruction
         if pending.is_done():
@@ -160,10 +162,25 @@ def carry_out(run: Any, last: Step) -> None:
                 cursor.step = last
                 _end(run, pending)
         elif pending.begun or pending.flight is not None:
-            run.fail(interrupt, pending)
+            _fail(run, interrupt, pending)
         else:  # it is still to come
             run.values, cursor.handles = pending.values, handles
         raise
+
+
+def _fail(run: Any, error: BaseException, pending: Pending) -> None:
+    """Has a call go on with a recorder behind a segment of which an operation has failed, or that was interrupted."""
+    last, run.error = pending.last, error
+    # Where it is raised, somebody may swallow it who has nothing to do with it (a `try` that began later, another
+    # thread): then it is raised again, by the next operations and at the end of the call.
+    expected = pending.at is last is run.awaited and last.risky and isinstance(error, Exception)
+    if not expected or threading.get_ident() != run.owner:
+        run.deferred = run.unseen = error
+    run.ledger.cause(Kind.FAILURE, f"{type(error).__name__}: {str(error)[:200]}", last.place)
+    if run.recorder is None:
+        run.cursor.step = last
+        run.cursor.cut()
+        run.record_from_here()
 
 
 def _end(run: Any, pending: Pending) -> None:

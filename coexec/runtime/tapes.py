@@ -149,16 +149,16 @@ class Tapes:
             stopped += 1
         active = self.active if threading.get_ident() == self._owner else ()  # which tapes are is the thread's
         self._remove(active)
+        now: tuple[int, ...] = ()
         try:
-            now: tuple[int, ...] = ()
             for entry in pending:
                 if entry.tapes != now:
                     self._remove(now)
-                    self._add(entry.tapes)
                     now = entry.tapes
+                    self._add(now)
                 entry.record(self._constant)
-            self._remove(now)
         finally:
+            self._remove(now)
             self._add(active)
             for _ in range(stopped):
                 pywrap_tfe.TFE_Py_TapeSetStopOnThread()

@@ -288,6 +288,67 @@ def test_a_later_except_does_not_catch():
     run_both(make, CALLS)
 
 
+def test_a_later_except_writes_nothing():
+    """A handler that gets a failure from before its `try` finds that no operation works: the state is eager's."""
+
+    def make(decorate):
+        v, log = tf.Variable(0.0), tf.Variable([0.0, 0.0])
+
+        @decorate
+        def step(x, index):
+            total = tf.reduce_sum(x)
+            y = tf.gather(x, index)
+            try:
+                float(total)
+            except tf.errors.InvalidArgumentError:
+                with contextlib.suppress(tf.errors.InvalidArgumentError):
+                    v.assign_add(100.0)
+                for place in range(2):
+                    with contextlib.suppress(tf.errors.InvalidArgumentError):
+                        log.scatter_nd_update([[place]], [7.0])
+            v.assign_add(1.0)
+            return y + v, log + 0.0
+
+        def watched(x, index):
+            try:
+                return step(x, index)
+            finally:
+                seen.append((float(v), log.numpy().tolist()))
+
+        return watched
+
+    seen: list = []
+    for decorate in (lambda function: function, coexec.function):
+        step = make(decorate)
+        for args in CALLS:
+            with contextlib.suppress(tf.errors.InvalidArgumentError):
+                step(*args)
+    assert seen[: len(CALLS)] == seen[len(CALLS) :]
+
+
+def test_who_tries_until_it_works_comes_to_an_end():
+    """A loop that goes on while operations fail is left, and the call raises what failed before it."""
+
+    @coexec.function
+    def step(x, index):
+        total, tries = tf.reduce_sum(x), 0
+        y = tf.gather(x, index)
+        while True:
+            tries += 1
+            try:
+                return float(total + 1.0), y
+            except tf.errors.InvalidArgumentError:
+                continue
+
+    failed = 0
+    for args in CALLS:
+        try:
+            step(*args)
+        except tf.errors.InvalidArgumentError:
+            failed += 1
+    assert failed > 0
+
+
 def test_logging_does_not_swallow(monkeypatch):
     """A log message that formats a healthy tensor does not eat the failure of an operation before it."""
     monkeypatch.setattr(logging, "raiseExceptions", False)
