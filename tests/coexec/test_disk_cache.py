@@ -111,14 +111,14 @@ def assert_all_is_new(told):
 
 
 def assert_all_is_known(told):
-    """That XLA compiled nothing and nothing was measured, where that was done before."""
+    """That XLA compiled nothing, and what it has won competes for some launches only; what it has lost, for none."""
     assert_right(told)
     assert [told[which]["loaded"] for which in ("forced", "auto", "plain")] == [1, 1, 0]
     assert [told[which]["compiles"] for which in ("forced", "auto", "plain")] == [1, 2, 1]
     assert told["forced"]["backend"] == told["auto"]["backend"] == ["xla"]
     auto = told["auto"]["launched"]
-    assert "graph" not in auto[auto.index("xla") :]  # once XLA's code is there, it is launched
-    assert auto.count("xla") > 20
+    assert set(auto[-5:]) == {"xla"}
+    assert "graph" in auto[auto.index("xla") :]
     assert set(told["plain"]["launched"]) == {"graph"}
     assert [line.endswith("(found by an earlier process)") for line in told["plain"]["explained"]] == [True]
 
