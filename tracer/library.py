@@ -42,7 +42,7 @@ _DOORS += [
 ]
 
 # Functions of TensorFlow's that are many operations, or few behind much Python: that takes 10 to 20 us, a region 4.
-# None that may fail for the values of tensors alone (`gather`): Keras notes in an error which layer was called, and how.
+# None that may fail for the values of tensors alone (`gather`): Keras notes in errors which layer was called, and how.
 _FUNCTIONS = (
     "clip_by_global_norm", "clip_by_norm", "clip_by_value", "einsum", "norm", "one_hot", "ones", "pad", "range",
     "tensordot", "zeros", "linalg.global_norm", "linalg.norm", "math.reduce_logsumexp", "math.reduce_std",
