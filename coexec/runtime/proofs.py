@@ -151,8 +151,6 @@ def _plain(found: Any) -> Any:
     return behind(found) if isinstance(found, types.FunctionType) else found
 
 
-
-
 Contents = dict[int, tuple[int, ...]]
 
 

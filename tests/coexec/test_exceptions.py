@@ -301,6 +301,7 @@ def test_a_later_except_writes_nothing():
             try:
                 float(total)
             except tf.errors.InvalidArgumentError:
+                refused.append(index)
                 with contextlib.suppress(tf.errors.InvalidArgumentError):
                     v.assign_add(100.0)
                 for place in range(2):
@@ -315,26 +316,32 @@ def test_a_later_except_writes_nothing():
             finally:
                 seen.append((float(v), log.numpy().tolist()))
 
+        steps.append(step)
         return watched
 
-    seen: list = []
+    seen, steps, refused = [], [], []
     for decorate in (lambda function: function, coexec.function):
         step = make(decorate)
         for args in CALLS:
             with contextlib.suppress(tf.errors.InvalidArgumentError):
                 step(*args)
+        if decorate is coexec.function:
+            assert steps[-1].stats().followed > 0
+            assert refused  # the handler ran, as it does only where the failure was noticed late
     assert seen[: len(CALLS)] == seen[len(CALLS) :]
 
 
 def test_who_tries_until_it_works_comes_to_an_end():
     """A loop that goes on while operations fail is left, and the call raises what failed before it."""
 
+    tries = []
+
     @coexec.function
     def step(x, index):
-        total, tries = tf.reduce_sum(x), 0
+        total = tf.reduce_sum(x)
         y = tf.gather(x, index)
         while True:
-            tries += 1
+            tries.append(index)
             try:
                 return float(total + 1.0), y
             except tf.errors.InvalidArgumentError:
@@ -347,6 +354,7 @@ def test_who_tries_until_it_works_comes_to_an_end():
         except tf.errors.InvalidArgumentError:
             failed += 1
     assert failed > 0
+    assert len(tries) > len(CALLS)  # which only a followed call does: eagerly, it fails before
 
 
 def test_logging_does_not_swallow(monkeypatch):

@@ -5,18 +5,13 @@ import tensorflow as tf
 
 from coexec import testing
 from coexec.runtime import backward
-from tests.coexec.test_control_flow import same, scalars
+from tests.coexec.test_control_flow import same
+from tests.coexec.test_recursion import LEFT, NUMBERS, RIGHT, WEIGHT, WORDS
 from tests.marks import needs_places
 from tests.snapshots import assert_same, snapshot
 
 pytestmark = [needs_places, pytest.mark.usefixtures("eager_to_stage")]
 
-NUMBERS = scalars(5, 1, 0, 7, 3, 6, 2, -1, 4, 5, 0, 8)
-
-LEFT = tf.constant([1, 3, -1, 5, -1, -1, -1, 8, -1])
-RIGHT = tf.constant([2, 4, -1, 6, -1, -1, -1, 0, -1])
-WORDS = tf.reshape(tf.range(18.0), [9, 2]) * 0.1 - 0.5
-WEIGHT = tf.Variable([[0.5, 0.25], [-0.5, 1.0]])
 SCALE = tf.Variable(0.75)
 
 

@@ -61,7 +61,7 @@ def test_what_it_says_counts(which, jit):
         return decorate(lambda i: GIVEN[which](tf.constant(X), i))
 
     with testing.compile_everything():
-        run_both(make, CALLS, jit_compile=jit)
+        assert run_both(make, CALLS, jit_compile=jit).stats().ops_followed > 0
 
 
 @pytest.mark.parametrize("taped", [False, True])
@@ -87,7 +87,7 @@ def test_a_list_that_is_changed_in_place(taped):
         return step
 
     with testing.compile_everything():
-        run_both(make, [(tf.constant(X), i) for i in range(10)])
+        assert run_both(make, [(tf.constant(X), i) for i in range(10)]).stats().ops_followed > 0
 
 
 def test_gradients():
@@ -111,6 +111,7 @@ def test_gradients():
     with testing.compile_everything():
         fn = run_both(make, CALLS)
     assert fn.stats().diverged == 0, fn.explain()
+    assert fn.stats().launches > 0, fn.explain()
 
 
 def test_no_tensor_is_made_of_it(settled):
