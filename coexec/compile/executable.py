@@ -1,6 +1,7 @@
 """Executable: a plan emitted, compiled and registered with TensorFlow's runtime under a name.
 
-Launched by that name: `TFE_Py_Execute` takes 10-25 us, `tf.function`'s call path 170-280 us (TensorFlow 2.21, CPU).
+Launched by that name, or in a `wrappers` call of it: `TFE_Py_Execute` takes 10-25 us, `tf.function`'s call path 170-280
+us (TensorFlow 2.21, CPU).
 Relies on `Context.add_function_def`, `remove_function` (which count) and `function_call_options`.
 """
 
@@ -13,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from coexec.compile import machine_code
+from coexec.compile import machine_code, wrappers
 from coexec.compile.environment import digest
 from coexec.lowering.body import Body
 from coexec.lowering.control_flow import Structures
@@ -80,15 +81,24 @@ class Executable:
             ctx.add_function_def(function)
         self._context = ctx
         machine_code.tidy_up()  # of functions that are not ours, too
+        wrappers.tidy_up(ctx)
         small = plan.grain <= FINE_GRAIN and not plan.heavy
         executor = "SINGLE_THREADED_EXECUTOR" if small else ""
         # XLA needs none of these, and each takes a launch's time.
         self._attrs: Any = () if whole else ("executor_type", executor, "config_proto", _config(ctx))
+        self._op = self.name
+        wrapped = None
+        if small and backend == "graph" and not ctx.num_gpus():
+            signature = functions[-1].signature
+            self._op, self._attrs = wrappers.OP, wrappers.attributes(signature, _config(ctx))
+            wrapped = len(signature.input_arg), len(signature.output_arg), self.ops
+            wrappers.hold(*wrapped)
+        self._direct = wrapped is not None
         self.launches = 0
         self.trusted = False  # whether it was compared with its operations
         self.size = plan.size
         self.loaded = False  # whether XLA's code for it was left by an earlier process
-        self._finalizer = weakref.finalize(self, _remove, ctx, names)
+        self._finalizer = weakref.finalize(self, _remove, ctx, names, wrapped)
         self._finalizer.atexit = False
 
     def launch(self, feeds: list[Any], seeds: list[Pair], into: list[Any] | None = None) -> list[Any] | None:
@@ -139,8 +149,15 @@ class Executable:
 
     def _execute(self, feeds: list[Any], into: list[Any]) -> None:
         ctx = self._context
-        given = ctx._handle, ctx.device_name, self.name, feeds, self._attrs, self.count
-        into.extend(itertools.starmap(execute, (given,)))
+        given = ctx._handle, ctx.device_name, self._op, feeds, self._attrs, self.count
+        if not self._direct:
+            into.extend(itertools.starmap(execute, (given,)))
+            return
+        thread = wrappers.enter()
+        try:
+            into.extend(itertools.starmap(execute, (given,)))
+        finally:
+            wrappers.leave(thread)
 
     def _first(self, feeds: list[Any], into: list[Any]) -> None:
         """Launches, for which XLA compiles; unless what it once made of equal code is still there."""
@@ -197,7 +214,9 @@ def _config(ctx: Any) -> bytes:
     return config.SerializeToString()
 
 
-def _remove(ctx: Any, names: list[str]) -> None:
+def _remove(ctx: Any, names: list[str], wrapped: tuple[int, int, int] | None = None) -> None:
     for name in names:
         if ctx.has_function(name.encode()):
             ctx.remove_function(name)
+    if wrapped is not None:
+        wrappers.drop(ctx, *wrapped)
