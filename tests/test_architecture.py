@@ -19,6 +19,7 @@ TRACER = [
     ["lazy"],
     ["inputs"],
     ["intercept", "effects"],
+    ["variables"],
     ["answers"],
     ["library"],
     ["nodedef"],

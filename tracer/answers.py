@@ -20,6 +20,7 @@ import tensorflow as tf
 from tracer.intercept import answering_handler
 from tracer.lazy import LazyTensor
 from tracer.private import EagerTensor
+from tracer.variables import is_variable, product, value_of
 
 LARGEST = 1 << 24  # whole numbers below are exact in every dtype that a program computes with
 _SCALARS = {int: tf.int32, float: tf.float32}  # what tensors of Python's numbers are
@@ -94,6 +95,65 @@ def _abs(handler: Any, x: Any = None, name: Any = None) -> Any:
     return handler.expected("Abs", (x,))
 
 
+def _matmul(
+    handler: Any,
+    a: Any = None,
+    b: Any = None,
+    transpose_a: Any = False,
+    transpose_b: Any = False,
+    adjoint_a: Any = False,
+    adjoint_b: Any = False,
+    a_is_sparse: Any = False,
+    b_is_sparse: Any = False,
+    output_type: Any = None,
+    grad_a: Any = False,
+    grad_b: Any = False,
+    name: Any = None,
+) -> Any:
+    if (adjoint_a, adjoint_b, a_is_sparse, b_is_sparse, output_type, grad_a, grad_b) != _PLAINLY or not _is_tensor(a):
+        return None
+    if type(transpose_a) is not bool or type(transpose_b) is not bool or a.dtype.is_complex:
+        return None
+    if _is_tensor(b):
+        return product(handler, a, b, transpose_a, transpose_b)
+    if not is_variable(b) or b._dtype is not a.dtype:
+        return None
+    value = value_of(b, handler)
+    if value is None:
+        return None
+    result = product(handler, a, value, transpose_a, transpose_b)
+    return _product(a, value, transpose_a, transpose_b) if result is None else result  # it has been read
+
+
+_PLAINLY = (False, False, False, False, None, False, False)
+_product = tf.linalg.matmul
+
+
+def _bias_add(handler: Any, value: Any = None, bias: Any = None, data_format: Any = None, name: Any = None) -> Any:
+    if data_format is not None or not _is_tensor(value):
+        return None
+    if _is_tensor(bias):
+        return handler.expected("BiasAdd", (value, bias, "data_format", "NHWC"))
+    if not is_variable(bias) or bias._dtype is not value.dtype:
+        return None
+    read = value_of(bias, handler)
+    if read is None:
+        return None
+    result = handler.expected("BiasAdd", (value, read, "data_format", "NHWC"))
+    return _with_bias(value, read) if result is None else result
+
+
+_with_bias = tf.nn.bias_add
+
+
+def _where(handler: Any, condition: Any = None, x: Any = None, y: Any = None, name: Any = None) -> Any:
+    if not _is_tensor(condition) or not (_is_tensor(x) or _is_tensor(y)):
+        return None
+    if not all(_is_tensor(value) or type(value) in _NUMERIC for value in (x, y)):
+        return None
+    return handler.expected("SelectV2", (condition, x, y))
+
+
 # By their public names, the first of which is where `pickle` finds them; parameters are TensorFlow's, in its order.
 _ANSWERS: dict[tuple[str, ...], Callable[..., Any]] = {
     ("abs", "math.abs"): _abs,
@@ -101,6 +161,9 @@ _ANSWERS: dict[tuple[str, ...], Callable[..., Any]] = {
     ("debugging.check_numerics",): _check_numerics,
     ("equal", "math.equal"): _comparison("Equal"),
     ("not_equal", "math.not_equal"): _comparison("NotEqual"),
+    ("linalg.matmul", "matmul"): _matmul,
+    ("nn.bias_add",): _bias_add,
+    ("where",): _where,
 }
 for _what in ("all", "any", "max", "mean", "min", "prod", "sum"):
     _ANSWERS[f"reduce_{_what}", f"math.reduce_{_what}"] = _reduction(_what.capitalize())

@@ -16,13 +16,15 @@ import tensorflow as tf
 
 from tracer.intercept import answering_handler
 from tracer.lazy import LazyTensor
-from tracer.private import EagerTensor, ops
+from tracer.private import EagerTensor, ResourceVariable, ops
+from tracer.variables import is_variable, product, value_of
 
 _OPERATORS = {
     "add": "AddV2", "sub": "Sub", "mul": "Mul", "truediv": "RealDiv",
     "lt": "Less", "le": "LessEqual", "gt": "Greater", "ge": "GreaterEqual",
 }  # fmt: skip
 _REFLECTED = ("add", "sub", "mul", "truediv")
+_UNCONVERTED = ("sub", "mul", "lt", "le", "gt", "ge")  # TensorFlow's C++ makes tensors of numbers on the right of these
 
 
 def _operand(value: Any, other: Any, handler: Any) -> Any:
@@ -31,6 +33,8 @@ def _operand(value: Any, other: Any, handler: Any) -> Any:
     if kind is LazyTensor or kind is EagerTensor:
         return other
     dtype = value.dtype
+    if kind is ResourceVariable:
+        return value_of(other, handler) if other._dtype is dtype and is_variable(other) else None
     if (kind is float and dtype.is_floating) or (kind is int and dtype in _WIDE and -_LARGEST < other < _LARGEST):
         return handler.constant(other, dtype)
     return None
@@ -40,19 +44,42 @@ _WIDE = (tf.float32, tf.float64, tf.int32, tf.int64)
 _LARGEST = 1 << 24  # whole numbers below are exact in each of these
 
 
-def _answered(op: str, operator: Callable[[Any, Any], Any], reflected: bool) -> Callable[[Any, Any], Any]:
+def _answered(
+    op: str, operator: Callable[[Any, Any], Any], reflected: bool, unconverted: bool
+) -> Callable[[Any, Any], Any]:
     @functools.wraps(operator)
     def answered(self: Any, other: Any) -> Any:
         handler = answering_handler()
         if handler is not None:
-            operand = _operand(self, other, handler)
+            number = unconverted and (type(other) is float or type(other) is int)
+            operand = other if number else _operand(self, other, handler)
             if operand is not None:
                 result = handler.expected(op, (operand, self) if reflected else (self, operand))
                 if result is not None:
                     return result
+                if type(other) is ResourceVariable:  # it has been read
+                    other = operand
         return operator(self, other)
 
     return answered
+
+
+def _multiplied(operator: Callable[[Any, Any], Any], reflected: bool) -> Callable[[Any, Any], Any]:
+    @functools.wraps(operator)
+    def multiplied(self: Any, other: Any) -> Any:
+        handler = answering_handler()
+        if handler is not None and type(other) is not float and type(other) is not int:
+            operand = _operand(self, other, handler)
+            if operand is not None:
+                factors = (operand, self) if reflected else (self, operand)
+                result = product(handler, *factors, False, False)
+                if result is not None:
+                    return result
+                if type(other) is ResourceVariable:
+                    other = operand
+        return operator(self, other)
+
+    return multiplied
 
 
 def _indexed(operator: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,14 +139,34 @@ def _is_plain(bound: Any) -> bool:
     return bound is None or (type(bound) is int and -_LARGEST < bound < _LARGEST)
 
 
+def _of_variable(slot: str, operator: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    tensors = getattr(LazyTensor, slot)
+
+    @functools.wraps(operator)
+    def answered(self: Any, *args: Any, **kwargs: Any) -> Any:
+        handler = answering_handler()
+        if handler is not None and is_variable(self):
+            value = value_of(self, handler)
+            if value is not None:
+                return tensors(value, *args, **kwargs)
+        return operator(self, *args, **kwargs)
+
+    return answered
+
+
 def install() -> None:
-    """Gives lazy tensors their operators, and all tensors their indices."""
+    """Gives lazy tensors and variables their operators, and all tensors their indices."""
     base = ops._EagerTensorBase
     base.__getitem__ = _indexed(base.__getitem__)
     for name, op in _OPERATORS.items():
         for slot in (f"__{name}__", f"__r{name}__") if name in _REFLECTED else (f"__{name}__",):
-            operator = getattr(LazyTensor.__base__, slot)
-            setattr(LazyTensor, slot, _answered(op, operator, slot.startswith("__r")))
+            operator = getattr(base, slot)
+            unconverted = name in _UNCONVERTED and not slot.startswith("__r")
+            setattr(LazyTensor, slot, _answered(op, operator, slot.startswith("__r"), unconverted))
+            setattr(ResourceVariable, slot, _of_variable(slot, getattr(ResourceVariable, slot)))
+    for slot in ("__matmul__", "__rmatmul__"):
+        setattr(LazyTensor, slot, _multiplied(getattr(base, slot), slot.startswith("__r")))
+        setattr(ResourceVariable, slot, _of_variable(slot, getattr(ResourceVariable, slot)))
 
 
 install()

@@ -32,6 +32,7 @@ Relies on TensorFlow 2.21; `tests/tracer/test_private.py` pins what each part mu
 * `Trackable._serialize_to_tensors`, `_LEGACY_SAVEABLE_NAME`: what `tf.train.Checkpoint` writes of an object, and how it
   calls that.
 * `is_resource_variable`, `CompositeTensor`: what C++ would convert out of sight.
+* `ResourceVariable`, `variable_accessed`: what `tf.Variable(...)` makes, how it is read, and how tapes hear of that.
 * `DatasetV2._functions`, `_inputs`: what a dataset runs, and what it is made of.
 """
 
@@ -63,7 +64,7 @@ from tensorflow.python.framework import (
 from tensorflow.python.framework.composite_tensor import CompositeTensor
 from tensorflow.python.framework.config import is_op_determinism_enabled
 from tensorflow.python.ops import check_ops, control_flow_assert, handle_data_util
-from tensorflow.python.ops.resource_variable_ops import is_resource_variable
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable, is_resource_variable, variable_accessed
 from tensorflow.python.trackable.base import Trackable
 
 EagerTensor = ops.EagerTensor
@@ -73,11 +74,11 @@ plain_assert = inspect.unwrap(control_flow_assert.Assert)
 injecting_code = next(c for c in inject_argument_info.__code__.co_consts if inspect.iscode(c))
 
 __all__ = [
-    "CompositeTensor", "EagerTensor", "Trackable", "binary_assert", "config_pb2", "constant_op", "context", "core",
+    "CompositeTensor", "EagerTensor", "ResourceVariable", "Trackable", "binary_assert", "config_pb2", "constant_op", "context", "core",
     "cpp_shape_inference_pb2", "func_graph", "function_pb2", "functions_of_dataset", "global_state", "gradient_code",
     "handle_data_util", "inject_argument_info", "injecting_code", "is_op_determinism_enabled", "is_resource_variable",
     "keras_losses", "node_def_pb2", "op_def_library", "op_def_registry", "ops", "plain_assert", "pywrap_tf_session",
-    "pywrap_tfe", "quiet", "record", "tensor_shape_pb2", "types_pb2",
+    "pywrap_tfe", "quiet", "record", "tensor_shape_pb2", "types_pb2", "variable_accessed",
 ]  # fmt: skip
 
 _ABSEIL = "_ZN4absl12lts_2025081411MinLogLevelEv", "_ZN4absl12lts_2025081414SetMinLogLevelENS0_18LogSeverityAtLeastE"
