@@ -133,13 +133,13 @@ def _bias_add(handler: Any, value: Any = None, bias: Any = None, data_format: An
     if data_format is not None or not _is_tensor(value):
         return None
     if _is_tensor(bias):
-        return handler.expected("BiasAdd", (value, bias, "data_format", "NHWC"))
+        return handler.expected("BiasAdd", (value, bias, "data_format", None))
     if not is_variable(bias) or bias._dtype is not value.dtype:
         return None
     read = value_of(bias, handler)
     if read is None:
         return None
-    result = handler.expected("BiasAdd", (value, read, "data_format", "NHWC"))
+    result = handler.expected("BiasAdd", (value, read, "data_format", None))
     return _with_bias(value, read) if result is None else result
 
 

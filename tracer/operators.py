@@ -1,4 +1,4 @@
-"""Operators: arithmetic on lazy tensors and indices of tensors, answered before TensorFlow's own Python prepares it.
+"""Operators: arithmetic on tensors and variables, and indices, answered before TensorFlow's own Python prepares it.
 
 `a + b` on tensors goes through name scopes, type promotion, conversion and dispatch, 3 us in all, before it issues the
 operation; `x[:, t]` makes three tensors of lists on its way, in 100 us. Where the thread's handler knows at once that
@@ -155,17 +155,16 @@ def _of_variable(slot: str, operator: Callable[..., Any]) -> Callable[[Any, Any]
 
 
 def install() -> None:
-    """Gives lazy tensors and variables their operators, and all tensors their indices."""
+    """Gives tensors and variables their operators, and tensors their indices."""
     base = ops._EagerTensorBase
     base.__getitem__ = _indexed(base.__getitem__)
     for name, op in _OPERATORS.items():
         for slot in (f"__{name}__", f"__r{name}__") if name in _REFLECTED else (f"__{name}__",):
-            operator = getattr(base, slot)
             unconverted = name in _UNCONVERTED and not slot.startswith("__r")
-            setattr(LazyTensor, slot, _answered(op, operator, slot.startswith("__r"), unconverted))
+            setattr(base, slot, _answered(op, getattr(base, slot), slot.startswith("__r"), unconverted))
             setattr(ResourceVariable, slot, _of_variable(slot, getattr(ResourceVariable, slot)))
     for slot in ("__matmul__", "__rmatmul__"):
-        setattr(LazyTensor, slot, _multiplied(getattr(base, slot), slot.startswith("__r")))
+        setattr(base, slot, _multiplied(getattr(base, slot), slot.startswith("__r")))
         setattr(ResourceVariable, slot, _of_variable(slot, getattr(ResourceVariable, slot)))
 
 

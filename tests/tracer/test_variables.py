@@ -1,0 +1,254 @@
+"""Variables as operands, products of matrices and numbers on the right: eager's results, and TensorFlow's Python rests."""
+
+import operator
+import sys
+
+import pytest
+import tensorflow as tf
+
+import coexec
+from coexec import testing
+from tests.coexec import run_both
+from tracer.variables import is_variable
+
+X = tf.constant([[1.0, -2.0], [3.0, 0.5]])
+STACK = tf.reshape(tf.range(12.0), (3, 2, 2))
+V = tf.Variable([[2.0, 0.0], [-1.0, 4.0]])
+ROW = tf.Variable([10.0, -20.0])
+WHOLE = tf.Variable([[1, 2], [3, 4]])
+DOUBLE = tf.Variable([[1.0, 2.0], [3.0, 4.0]], dtype=tf.float64)
+FIXED = tf.Variable([[0.5, 1.5], [2.5, 3.5]], trainable=False)
+
+ARITHMETIC = [operator.add, operator.sub, operator.mul, operator.truediv]
+COMPARED = [operator.lt, operator.le, operator.gt, operator.ge]
+
+# Each is answered.
+ANSWERED = {
+    **{f"{op.__name__} of a variable": (lambda x, op=op: op(x, V)) for op in ARITHMETIC},
+    **{f"{op.__name__} to a variable": (lambda x, op=op: op(V, x)) for op in ARITHMETIC},
+    **{f"{op.__name__} of a number": (lambda x, op=op: op(x, 3.0)) for op in ARITHMETIC + COMPARED},
+    **{f"{op.__name__} to a number": (lambda x, op=op: op(3.0, x)) for op in ARITHMETIC},
+    **{f"{op.__name__} of a number to a variable": (lambda x, op=op: op(V, 2.0)) for op in ARITHMETIC + COMPARED},
+    **{f"{op.__name__} of two variables": (lambda x, op=op: op(V, ROW)) for op in ARITHMETIC + COMPARED},
+    "a whole number": lambda x: x * 2,
+    "wholes": lambda x: WHOLE * 3 - 1,
+    "fixed": lambda x: x + FIXED,
+    "a product": lambda x: x @ V,
+    "a product the other way round": lambda x: V @ x,
+    "a product of tensors": lambda x: x @ (x + 1.0),
+    "a product of variables": lambda x: V @ FIXED,
+    "products": lambda x: (x + STACK) @ V,
+    "products the other way round": lambda x: V @ (x + STACK),
+    "matmul": lambda x: tf.matmul(x, V),
+    "matmul of tensors": lambda x: tf.linalg.matmul(x, x, transpose_a=True),
+    "matmul, turned": lambda x: tf.matmul(a=x, b=V, transpose_b=True),
+    "matmul of stacks, turned": lambda x: tf.matmul(x + STACK, STACK + x, transpose_b=True),
+    "bias": lambda x: tf.nn.bias_add(x, ROW),
+    "a tensor as bias": lambda x: tf.nn.bias_add(x, x[0]),
+    "where": lambda x: tf.where(x > 0.0, x, 0.0),
+    "where, the other way round": lambda x: tf.where(x > 0.0, 1.0, x),
+    "where of tensors": lambda x: tf.where(condition=x > 0.0, x=x, y=-x),
+    "a value": lambda x: V.value() + x,
+}
+
+# These are left to TensorFlow, with whatever comes of it.
+LEFT = {
+    "another dtype": lambda x: x + WHOLE,
+    "another dtype's product": lambda x: x @ DOUBLE,
+    "another dtype to a variable": lambda x: WHOLE + x,
+    "a float to wholes": lambda x: WHOLE * 2.5,
+    "another shape": lambda x: x + tf.Variable([1.0, 2.0, 3.0]),
+    "another shape's product": lambda x: x @ tf.ones((3, 2)),
+    "a vector": lambda x: x @ ROW,
+    "a vector's product": lambda x: tf.matmul(ROW, x),
+    "adjoint": lambda x: tf.matmul(x, V, adjoint_b=True),
+    "both": lambda x: tf.matmul(x, V, transpose_b=True, adjoint_b=True),
+    "sparse": lambda x: tf.matmul(x, V, b_is_sparse=True),
+    "another type": lambda x: tf.matmul(tf.cast(x, tf.int8), tf.cast(x, tf.int8), output_type=tf.int32),
+    "complex": lambda x: tf.matmul(tf.complex(x, x), tf.complex(x, -x), transpose_a=True),
+    "channels first": lambda x: tf.nn.bias_add(x[None, :, None], ROW, data_format="NCHW"),
+    "a bias of another dtype": lambda x: tf.nn.bias_add(x, tf.constant([1, 2])),
+    "where of one": lambda x: tf.where(x > 0.0, x),
+    "where of none": lambda x: tf.where(x > 0.0),
+    "a list": lambda x: x @ [[1.0, 0.0], [0.0, 1.0]],
+    "an array": lambda x: x * X.numpy() + V,
+    "a truth": lambda x: (x > 0.0) & True,
+    "nothing": lambda x: x @ None,
+    "in words": lambda x: x * "2",
+}
+
+
+@pytest.fixture(autouse=True)
+def compiled():
+    """Every segment is launched, however small."""
+    with testing.compile_everything():
+        yield
+
+
+def repeated(function):
+    """The function between operations, so that it is no first one."""
+
+    def make(decorate):
+        @decorate
+        def step(x):
+            before = tf.identity(x)
+            return function(before), tf.identity(before)
+
+        return step
+
+    return make
+
+
+PYTHON = {
+    "_read_variable_op", "bias_add", "binary_op_wrapper", "greater", "greater_equal", "less", "less_equal", "matmul",
+    "r_binary_op_wrapper", "value", "where_v2",
+}  # fmt: skip
+
+
+def python_of(run):
+    """Functions of TensorFlow's operators and products that begin while `run` does."""
+    seen = []
+
+    def profile(frame, event, _):
+        if event == "call" and frame.f_code.co_name in PYTHON and "tensorflow" in frame.f_code.co_filename:
+            seen.append(frame.f_code.co_name)
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+    return seen
+
+
+@pytest.mark.parametrize("name", ANSWERED)
+def test_answered(name):
+    """Values, dtypes and shapes are eager's, and once it is followed TensorFlow's Python is not run for it."""
+    step = run_both(repeated(ANSWERED[name]), [(X,), (X,), (X * 2.0,), (X,)])
+    assert (step.stats().recorded, step.stats().followed, step.stats().diverged) == (1, 3, 0)
+    assert not python_of(lambda: step(X))
+    assert python_of(lambda: coexec.imperative()(step)(X))
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_left_to_tensorflow(name):
+    """Results and errors are eager's, words included."""
+    run_both(repeated(LEFT[name]), [(X,), (X,), (X * 2.0,), (X,), (X,)])
+
+
+def test_values_of_the_moment():
+    """A variable is read where it stands, between its assignments."""
+
+    def make(decorate):
+        v = tf.Variable(X)
+
+        @decorate
+        def step(x):
+            first = x @ v
+            v.assign_add(x)
+            second = x * v + v
+            v.assign(v * 0.5 - 1.0)
+            return first, second, v + 0.0, v @ v
+
+        return step
+
+    step = run_both(make, [(X,), (X * 0.5,), (X + 1.0,), (X,), (-X,)])
+    assert (step.stats().followed, step.stats().diverged) == (4, 0)
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("watching", [True, False])
+def test_gradients(persistent, watching):
+    """Tapes hear of what is read: of trainable variables by themselves, of others where they are watched."""
+
+    def make(decorate):
+        kernel, bias = tf.Variable(X), tf.Variable([0.5, -0.5])
+        fixed, other = tf.Variable(X, trainable=False), tf.Variable(X, trainable=False)
+
+        @decorate
+        def step(x):
+            with tf.GradientTape(persistent, watching) as tape:
+                tape.watch(fixed)
+                y = tf.nn.bias_add(tf.matmul(x, kernel, transpose_b=True) * 2.0, bias)
+                y = tf.where(y > 0.0, y, 0.1 * y) @ fixed + other - kernel
+                loss = tf.reduce_sum(y * y)
+            names = sorted(v.name for v in tape.watched_variables())
+            return loss, tape.gradient(loss, [kernel, bias, fixed, other]), len(names)
+
+        return step
+
+    step = run_both(make, [(X,), (X * 0.5,), (X + 1.0,), (X,), (-X,)])
+    assert (step.stats().followed, step.stats().diverged) == (4, 0)
+
+
+def test_other_ways():
+    """Where the program goes on otherwise behind a read, what was read is used, and nothing is read twice."""
+
+    def make(decorate):
+        v = tf.Variable(X)
+
+        @decorate
+        def step(x, way):
+            y = x * 1.0
+            if way == 0:
+                return y @ v
+            if way == 1:
+                return y + v
+            if way == 2:
+                return tf.matmul(y, v, transpose_b=True)
+            if way == 3:
+                return tf.nn.bias_add(y, v[0])
+            return v.read_value()
+
+        return step
+
+    step = run_both(make, [(X, way) for _ in range(4) for way in (0, 1, 2, 3, 4, 2, 0)])
+    assert step.stats().followed > 15
+
+
+def test_numbers_that_change():
+    """Numbers of Python's on the right count by value and kind."""
+
+    def make(decorate):
+        @decorate
+        def step(x, number):
+            y = x * 1.0
+            return y * number, y - number, y < number, number * y
+
+        return step
+
+    run_both(make, [(X, number) for number in [2.0, 2.0, 2, -0.0, 0.0, 1e300, float("nan"), True, 1 << 40] * 2])
+
+
+def test_variables_of_a_strategy_are_its_own():
+    """What a strategy makes is no plain variable, and its tapes hear of the whole."""
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+
+    def make(decorate):
+        with strategy.scope():
+            v = tf.Variable(X)
+
+        @decorate
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(x @ v + v * 2.0)
+            return tape.gradient(loss, v), len(tape.watched_variables())
+
+        def run(x):
+            gradient, count = strategy.run(step, (x,))
+            return strategy.experimental_local_results(gradient), count
+
+        run.stats = getattr(step, "stats", None)
+        return run
+
+    run_both(make, [(X,), (X,), (X * 2.0,), (X,)])
+
+
+def test_what_counts_as_a_variable():
+    """Plain ones; none that is read from elsewhere, none of values that hold more than numbers."""
+    assert is_variable(V)
+    assert not is_variable(X)
+    assert not is_variable(V.assign_add(X * 0.0))
+    with tf.device("CPU:0"):
+        assert is_variable(tf.Variable(1.0))
