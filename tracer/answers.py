@@ -20,7 +20,7 @@ import tensorflow as tf
 from tracer.intercept import answering_handler
 from tracer.lazy import LazyTensor
 from tracer.private import EagerTensor
-from tracer.variables import is_variable, product, value_of
+from tracer.variables import is_variable, product, rows_of, value_of
 
 LARGEST = 1 << 24  # whole numbers below are exact in every dtype that a program computes with
 _SCALARS = {int: tf.int32, float: tf.float32}  # what tensors of Python's numbers are
@@ -154,6 +154,37 @@ def _where(handler: Any, condition: Any = None, x: Any = None, y: Any = None, na
     return handler.expected("SelectV2", (condition, x, y))
 
 
+def _gather(
+    handler: Any,
+    params: Any = None,
+    indices: Any = None,
+    validate_indices: Any = None,
+    axis: Any = None,
+    batch_dims: Any = 0,
+    name: Any = None,
+) -> Any:
+    if not _is_tensor(indices) or type(batch_dims) is not int or (axis is not None and type(axis) is not int):
+        return None
+    axis = batch_dims if axis is None else axis
+    if _is_tensor(params):
+        # At the first axis TensorFlow forgets about the others.
+        return handler.expected("GatherV2", (params, indices, axis, "batch_dims", batch_dims if axis else 0))
+    return rows_of(params, indices, handler) if axis == 0 and is_variable(params) else None
+
+
+def _embedding_lookup(handler: Any, params: Any = None, ids: Any = None, max_norm: Any = None, name: Any = None) -> Any:
+    if max_norm is not None:
+        return None
+    found = _gather(handler, params, ids)
+    if found is None:
+        return None
+    result = handler.expected("Identity", (found,))
+    return _identity(found) if result is None else result
+
+
+_identity = tf.identity
+
+
 # By their public names, the first of which is where `pickle` finds them; parameters are TensorFlow's, in its order.
 _ANSWERS: dict[tuple[str, ...], Callable[..., Any]] = {
     ("abs", "math.abs"): _abs,
@@ -161,7 +192,9 @@ _ANSWERS: dict[tuple[str, ...], Callable[..., Any]] = {
     ("debugging.check_numerics",): _check_numerics,
     ("equal", "math.equal"): _comparison("Equal"),
     ("not_equal", "math.not_equal"): _comparison("NotEqual"),
+    ("gather",): _gather,
     ("linalg.matmul", "matmul"): _matmul,
+    ("nn.embedding_lookup",): _embedding_lookup,
     ("nn.bias_add",): _bias_add,
     ("where",): _where,
 }

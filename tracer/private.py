@@ -74,11 +74,12 @@ plain_assert = inspect.unwrap(control_flow_assert.Assert)
 injecting_code = next(c for c in inject_argument_info.__code__.co_consts if inspect.iscode(c))
 
 __all__ = [
-    "CompositeTensor", "EagerTensor", "ResourceVariable", "Trackable", "binary_assert", "config_pb2", "constant_op", "context", "core",
-    "cpp_shape_inference_pb2", "func_graph", "function_pb2", "functions_of_dataset", "global_state", "gradient_code",
-    "handle_data_util", "inject_argument_info", "injecting_code", "is_op_determinism_enabled", "is_resource_variable",
-    "keras_losses", "node_def_pb2", "op_def_library", "op_def_registry", "ops", "plain_assert", "pywrap_tf_session",
-    "pywrap_tfe", "quiet", "record", "tensor_shape_pb2", "types_pb2", "variable_accessed",
+    "CompositeTensor", "EagerTensor", "ResourceVariable", "Trackable", "binary_assert", "config_pb2", "constant_op",
+    "context", "core", "cpp_shape_inference_pb2", "func_graph", "function_pb2", "functions_of_dataset",
+    "global_state", "gradient_code", "handle_data_util", "inject_argument_info", "injecting_code",
+    "is_op_determinism_enabled", "is_resource_variable", "keras_losses", "node_def_pb2", "op_def_library",
+    "op_def_registry", "ops", "plain_assert", "pywrap_tf_session", "pywrap_tfe", "quiet", "record",
+    "tensor_shape_pb2", "types_pb2", "variable_accessed",
 ]  # fmt: skip
 
 _ABSEIL = "_ZN4absl12lts_2025081411MinLogLevelEv", "_ZN4absl12lts_2025081414SetMinLogLevelENS0_18LogSeverityAtLeastE"

@@ -16,8 +16,8 @@ import tensorflow as tf
 from tracer.intercept import answering_handler
 from tracer.private import ResourceVariable, pywrap_tfe, variable_accessed
 
-tape_accessed = pywrap_tfe.TFE_Py_TapeVariableAccessed
-watcher_accessed = pywrap_tfe.TFE_Py_VariableWatcherVariableAccessed
+_tape_accessed = pywrap_tfe.TFE_Py_TapeVariableAccessed
+_watcher_accessed = pywrap_tfe.TFE_Py_VariableWatcherVariableAccessed
 
 _OTHERS = (tf.variant, tf.resource)  # whose values say more than a dtype and a shape
 
@@ -34,13 +34,24 @@ def is_variable(value: Any) -> bool:
 
 def value_of(variable: Any, handler: Any) -> Any:
     """Returns the value of a variable, for which `is_variable` holds, if reading it comes next; else None."""
+    _tell(variable, handler)
+    variable._variable_read = True
+    return handler.expected("ReadVariableOp", (variable._handle, "dtype", variable._dtype))
+
+
+def rows_of(variable: Any, indices: Any, handler: Any) -> Any:
+    """Returns rows of such a variable by a tensor of their numbers, if that comes next; else None."""
+    _tell(variable, handler)
+    attrs = "batch_dims", 0, "validate_indices", True, "dtype", variable._dtype
+    return handler.expected("ResourceGather", (variable._handle, indices, *attrs))
+
+
+def _tell(variable: Any, handler: Any) -> None:
     if not handler.open:
         variable_accessed(variable)  # of several replicas', a tape hears of what holds them all: 3 us
     elif variable._trainable:
-        tape_accessed(variable)
-        watcher_accessed(variable)
-    variable._variable_read = True
-    return handler.expected("ReadVariableOp", (variable._handle, "dtype", variable._dtype))
+        _tape_accessed(variable)
+        _watcher_accessed(variable)
 
 
 def product(handler: Any, a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> Any:

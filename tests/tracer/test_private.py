@@ -19,6 +19,7 @@ from tracer.lazy import LazyTensor
 from tracer.private import (
     CompositeTensor,
     EagerTensor,
+    ResourceVariable,
     Trackable,
     binary_assert,
     config_pb2,
@@ -44,6 +45,7 @@ from tracer.private import (
     record,
     tensor_shape_pb2,
     types_pb2,
+    variable_accessed,
 )
 
 X = tf.constant([1.0, 2.0])
@@ -524,6 +526,29 @@ def test_what_cpp_would_convert_out_of_sight():
     composites = (tf.ragged.constant([[1]]), tf.sparse.from_dense([1]), tf.IndexedSlices(X, [0, 1]), tf.Variable(1.0))
     assert all(isinstance(c, CompositeTensor) for c in composites)
     assert not isinstance(X, CompositeTensor)
+
+
+def test_how_a_variable_is_read():
+    """`tf.Variable` makes a `ResourceVariable`; reading tells tapes, if it is trainable, notes that, and is one op."""
+    trained, fixed = tf.Variable(X), tf.Variable(X, trainable=False)
+    assert type(trained) is type(fixed) is ResourceVariable
+    assert (trained._cached_value, trained._caching_device, trained._dtype) == (None, None, tf.float32)
+    assert (trained._trainable, fixed._trainable) == (True, False)
+    for read in ("value", "_read_variable_op"):
+        plain = inspect.unwrap(getattr(ResourceVariable, read))
+        trained._variable_read = False
+        with tf.GradientTape() as tape:
+            for variable in (trained, fixed):
+                assert plain(variable).numpy().tolist() == X.numpy().tolist()
+        assert [v is trained for v in tape.watched_variables()] == [True]
+        assert trained._variable_read
+    with tf.GradientTape() as tape:
+        variable_accessed(fixed)
+        variable_accessed(trained)
+    assert [v is trained for v in tape.watched_variables()] == [True]
+    with tf.GradientTape() as tape:
+        pywrap_tfe.TFE_Py_TapeVariableAccessed(trained)
+    assert [v is trained for v in tape.watched_variables()] == [True]
 
 
 def test_the_exception_table_of_code():

@@ -1,4 +1,4 @@
-"""Variables as operands, products of matrices and numbers on the right: eager's results, and TensorFlow's Python rests."""
+"""Variables as operands, products of matrices, numbers on the right: eager's results, and TensorFlow's Python rests."""
 
 import operator
 import sys
@@ -17,6 +17,7 @@ V = tf.Variable([[2.0, 0.0], [-1.0, 4.0]])
 ROW = tf.Variable([10.0, -20.0])
 WHOLE = tf.Variable([[1, 2], [3, 4]])
 DOUBLE = tf.Variable([[1.0, 2.0], [3.0, 4.0]], dtype=tf.float64)
+NUMBERS = tf.constant([1, 0, 1])
 FIXED = tf.Variable([[0.5, 1.5], [2.5, 3.5]], trainable=False)
 
 ARITHMETIC = [operator.add, operator.sub, operator.mul, operator.truediv]
@@ -48,6 +49,14 @@ ANSWERED = {
     "where": lambda x: tf.where(x > 0.0, x, 0.0),
     "where, the other way round": lambda x: tf.where(x > 0.0, 1.0, x),
     "where of tensors": lambda x: tf.where(condition=x > 0.0, x=x, y=-x),
+    "gathered": lambda x: tf.gather(x, NUMBERS),
+    "gathered columns": lambda x: tf.gather(params=x, indices=NUMBERS, axis=1),
+    "gathered columns from behind": lambda x: tf.gather(x, NUMBERS, axis=-1),
+    "gathered in batches": lambda x: tf.gather(x, tf.stack([NUMBERS[:2], NUMBERS[1:]]), batch_dims=1),
+    "gathered behind batches": lambda x: tf.gather(x + STACK, NUMBERS[:2], axis=0, batch_dims=0),
+    "gathered of a variable": lambda x: tf.gather(V, NUMBERS) * 1.0 + x[0],
+    "embedded": lambda x: tf.nn.embedding_lookup(V, NUMBERS) * 1.0 + x[0],
+    "embedded in a tensor": lambda x: tf.nn.embedding_lookup(x, NUMBERS, name="named"),
     "a value": lambda x: V.value() + x,
 }
 
@@ -70,6 +79,16 @@ LEFT = {
     "a bias of another dtype": lambda x: tf.nn.bias_add(x, tf.constant([1, 2])),
     "where of one": lambda x: tf.where(x > 0.0, x),
     "where of none": lambda x: tf.where(x > 0.0),
+    "gathered by a list": lambda x: tf.gather(x, [1, 0]),
+    "gathered of a list": lambda x: tf.gather([[1.0, 2.0]], tf.cast(x[0] * 0.0, tf.int32)),
+    "gathered columns of a variable": lambda x: tf.gather(V, NUMBERS, axis=1) + x[0, 0],
+    "gathered in batches of a variable": lambda x: tf.gather(V, tf.constant([[0], [1]]), batch_dims=1) + x,
+    "gathered from nowhere": lambda x: tf.gather(x, tf.constant([0, 2])),
+    "gathered from nowhere of a variable": lambda x: tf.gather(V, tf.constant([0, 2])) + x[0],
+    "embedded from nowhere": lambda x: tf.nn.embedding_lookup(V, tf.constant([-1])) + x[0],
+    "gathered by floats": lambda x: tf.gather(x, x),
+    "embedded within a norm": lambda x: tf.nn.embedding_lookup(V, NUMBERS, max_norm=1.0) + x[0],
+    "embedded in parts": lambda x: tf.nn.embedding_lookup([V, FIXED], NUMBERS) + x[0],
     "a list": lambda x: x @ [[1.0, 0.0], [0.0, 1.0]],
     "an array": lambda x: x * X.numpy() + V,
     "a truth": lambda x: (x > 0.0) & True,
@@ -100,8 +119,8 @@ def repeated(function):
 
 
 PYTHON = {
-    "_read_variable_op", "bias_add", "binary_op_wrapper", "greater", "greater_equal", "less", "less_equal", "matmul",
-    "r_binary_op_wrapper", "value", "where_v2",
+    "_read_variable_op", "bias_add", "binary_op_wrapper", "embedding_lookup", "gather", "gather_v2", "greater",
+    "greater_equal", "less", "less_equal", "matmul", "r_binary_op_wrapper", "value", "where_v2",
 }  # fmt: skip
 
 
@@ -180,6 +199,53 @@ def test_gradients(persistent, watching):
 
     step = run_both(make, [(X,), (X * 0.5,), (X + 1.0,), (X,), (-X,)])
     assert (step.stats().followed, step.stats().diverged) == (4, 0)
+
+
+def test_gradients_of_rows():
+    """Rows that were looked up have gradients of rows, and an optimizer that takes them moves those alone."""
+
+    def make(decorate):
+        table, optimizer = tf.Variable(tf.reshape(tf.range(12.0), (6, 2))), tf.keras.optimizers.SGD(0.1)
+
+        @decorate
+        def step(ids):
+            with tf.GradientTape() as tape:
+                rows = tf.nn.embedding_lookup(table, ids) * tf.gather(table, ids + 1)
+                loss = tf.reduce_sum(rows * tf.gather(tf.gather(table, ids), tf.zeros_like(ids)))
+            gradient = tape.gradient(loss, table)
+            optimizer.apply_gradients([(gradient, table)])
+            return loss, gradient.values, gradient.indices, table + 0.0
+
+        return step
+
+    step = run_both(make, [(tf.constant(ids),) for ids in ([0, 1], [2, 2], [4, 0], [1, 1], [0, 4])])
+    assert (step.stats().followed, step.stats().diverged) == (4, 0)
+
+
+@pytest.mark.parametrize("caught", [True, False])
+def test_rows_that_are_not_there(caught):
+    """An index from nowhere fails at its line, in a `try` or at the end, and nothing is written behind it."""
+
+    def make(decorate):
+        table, count = tf.Variable(tf.ones((3, 2))), tf.Variable(0)
+
+        @decorate
+        def step(ids):
+            count.assign_add(1)
+            ids = ids + 0
+            if caught:
+                try:
+                    rows = tf.nn.embedding_lookup(table, ids)
+                except tf.errors.InvalidArgumentError as error:
+                    return "not in" in error.message, count + 0
+            else:
+                rows = tf.nn.embedding_lookup(table, ids)
+            table.assign_add(tf.gather(rows, tf.zeros((3,), tf.int32)))
+            return rows, count + 0
+
+        return step
+
+    run_both(make, [(tf.constant(ids),) for ids in ([0, 1], [2, 2], [0, 2], [3, 0], [0, 1], [0, -1], [1, 0])])
 
 
 def test_other_ways():
