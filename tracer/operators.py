@@ -21,10 +21,10 @@ from tracer.variables import is_variable, product, value_of
 
 _OPERATORS = {
     "add": "AddV2", "sub": "Sub", "mul": "Mul", "truediv": "RealDiv",
-    "lt": "Less", "le": "LessEqual", "gt": "Greater", "ge": "GreaterEqual",
+    "pow": "Pow", "lt": "Less", "le": "LessEqual", "gt": "Greater", "ge": "GreaterEqual",
 }  # fmt: skip
 _REFLECTED = ("add", "sub", "mul", "truediv")
-_UNCONVERTED = ("sub", "mul", "lt", "le", "gt", "ge")  # TensorFlow's C++ makes tensors of numbers on the right of these
+_UNCONVERTED = ("sub", "mul", "pow", "lt", "le", "gt", "ge")  # numbers on their right are left to TensorFlow's C++
 
 
 def _operand(value: Any, other: Any, handler: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -27,8 +27,11 @@ from tracer.private import EagerTensor, context, core, record
 from tracer.seeds import Pair, join
 from tracer.spec import intern_spec
 
+# Makes other results of an operation's inputs and results.
+Changed: TypeAlias = Callable[[Step, list[Any], list[Any]], list[Any]]
 
-def replay(pending: Pending, seeds: list[Pair], changed: Callable[[Step, list[Any]], list[Any]] | None = None) -> None:
+
+def replay(pending: Pending, seeds: list[Pair], changed: Changed | None = None) -> None:
     """Runs a segment's operations in order and gives each lazy tensor that somebody wants its eager one.
 
     A failing operation raises what it raises eagerly, and `pending.at` is its step; those before it have run, those
@@ -38,9 +41,9 @@ def replay(pending: Pending, seeds: list[Pair], changed: Callable[[Step, list[An
     real: list[Any] = [None] * len(values)
     with handling(None), record.stop_recording():
         steps, said = pending.reaching(), (pending.assertions, pending.notes)
-        for step, tensors in _run(steps, pending.feeds, seeds, real, *said):
+        for step, inputs, tensors in _run(steps, pending.feeds, seeds, real, *said):
             if changed is not None:
-                tensors = real[step.first : step.end] = changed(step, tensors)
+                tensors = real[step.first : step.end] = changed(step, inputs, tensors)
             for n, tensor in enumerate(tensors):
                 lazy = values[step.first + n]
                 if lazy is not None:
@@ -51,8 +54,8 @@ def replay(pending: Pending, seeds: list[Pair], changed: Callable[[Step, list[An
 def _run(
     steps: Iterable[Step], feeds: list[Any], seeds: list[Pair], real: list[Any], said: dict[Step, Any],
     notes: dict[Step, Any],
-) -> Iterator[tuple[Step, list[Any]]]:  # fmt: skip
-    """Runs the steps in order, noting in `real` what comes out, and yields it; what is known is not run.
+) -> Iterator[tuple[Step, list[Any], list[Any]]]:  # fmt: skip
+    """Runs the steps in order, notes in `real` what comes out, and yields it with the inputs; what is known is not run.
 
     `said`, `notes`: what assertions say where they fail, and what Keras adds to errors, where this call has others.
     """
@@ -71,7 +74,7 @@ def _run(
         if step.op == ASSERTION:
             if not inputs[0]:
                 fail(said.get(step, step.assertion), real, feeds, step.node.location, note_of(step, notes))
-            yield step, []
+            yield step, inputs, []
             continue
         try:
             if step.op in STRUCTURES:
@@ -93,7 +96,7 @@ def _run(
         tensors = flat_outputs(result)
         for n, tensor in enumerate(tensors):
             real[step.first + n] = tensor
-        yield step, tensors
+        yield step, inputs, tensors
 
 
 def _draw(step: Step, inputs: list[Any], pair: Pair) -> Any:

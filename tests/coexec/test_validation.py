@@ -1,5 +1,7 @@
 """What is compiled is compared with its operations before it is trusted, and library calls with what they did."""
 
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from coexec import testing
 from coexec.compile.executable import Executable
 from coexec.lowering.body import Body
 from coexec.lowering.emit import Emitter
+from coexec.runtime.rounding import otherwise_rounded
 from tests.coexec import outcomes, unchanged
 from tests.snapshots import assert_same
 
@@ -264,6 +267,21 @@ def test_a_classifier_that_is_sure(backend, fused):
     assert 0 <= min(losses) < 1e-6
     assert step.stats().validated >= 40
     assert "found by validation" not in step.explain()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sums_of_short_numbers(dtype):
+    """A bias's gradient may add up in 16 bits, or in 32 where a graph has it made otherwise: both are rounding."""
+    numbers = np.random.default_rng(2)
+    terms = tf.constant(numbers.normal(size=(8, 10, 10, 8)) * 0.01, dtype)
+    short = tf.raw_ops.BiasAddGrad(out_backprop=terms)
+    longer = tf.reduce_sum(tf.cast(terms, tf.float64), (0, 1, 2))
+    changed = otherwise_rounded(numbers)
+    step = types.SimpleNamespace(op="BiasAddGrad")
+    shaken = [tf.cast(changed(step, [terms], [short])[0], tf.float64) for _ in range(3)]
+    noise = max(np.abs(one - tf.cast(short, tf.float64)).max() for one in shaken)
+    off = np.abs(longer - tf.cast(short, tf.float64)).max()
+    assert off / 4 < noise < 10 * off
 
 
 def test_a_fault_among_rounding_is_found(monkeypatch):
