@@ -269,11 +269,10 @@ def test_a_classifier_that_is_sure(backend, fused):
     assert "found by validation" not in step.explain()
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_sums_of_short_numbers(dtype):
+def test_sums_of_short_numbers():
     """A bias's gradient may add up in 16 bits, or in 32 where a graph has it made otherwise: both are rounding."""
     numbers = np.random.default_rng(2)
-    terms = tf.constant(numbers.normal(size=(8, 10, 10, 8)) * 0.01, dtype)
+    terms = tf.constant(numbers.normal(size=(8, 10, 10, 8)) * 0.01, tf.bfloat16)
     short = tf.raw_ops.BiasAddGrad(out_backprop=terms)
     longer = tf.reduce_sum(tf.cast(terms, tf.float64), (0, 1, 2))
     changed = otherwise_rounded(numbers)
