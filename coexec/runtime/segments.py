@@ -90,7 +90,7 @@ class Segments:
         self.ledger = ledger
         self.decisions = Decisions(ledger, options.control_flow)
         self.functions = Functions(ledger, options.control_flow)
-        self.has_regions = False  # whether some library call has been jumped over
+        self.records_wait = False  # whether library calls, gradients among them, are jumped over
         self.told: set[Any] = set()  # what the ledger has been told of library calls
         self._on_cpu = not tf.config.list_physical_devices("GPU")
         self._clock = itertools.count()

@@ -808,3 +808,30 @@ def test_labels_that_are_equal_to_a_shape_by_chance():
         assert_same(snapshot(backward(x, labels)), snapshot(step(x, labels)), rtol=1e-5, atol=1e-6)
         jumped.append(step.stats().regions - before)
     assert jumped[-3:] == [2, 2, 2], (jumped, step.explain())
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_gradient_of_a_program_without_layers(persistent):
+    """Variables, products and a tape: the gradient is followed as one though no other library call is."""
+
+    def make(decorate):
+        weights = [tf.Variable(tf.random.stateless_normal([4, 4], [i, 3])) for i in range(3)]
+        momenta = {}
+
+        @decorate
+        def step(x, y):
+            with tf.GradientTape(persistent) as tape:
+                h = x
+                for weight in weights:
+                    h = tf.nn.relu(h @ weight) + h
+                loss = tf.reduce_mean((h - y) ** 2)
+            for i, gradient in enumerate(tape.gradient(loss, weights)):
+                momenta[i] = 0.9 * momenta.get(i, tf.zeros_like(gradient)) + gradient
+                weights[i].assign_sub(0.01 * momenta[i])
+            return loss, [w + 0.0 for w in weights]
+
+        return step
+
+    step = run_both(make, [(tf.fill([2, 4], 0.1 * i), tf.ones([2, 4])) for i in range(9)])
+    assert step.stats().regions >= 4, step.explain()
+    assert not step.stats().diverged
