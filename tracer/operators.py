@@ -23,6 +23,8 @@ _OPERATORS = {
     "lt": "Less", "le": "LessEqual", "gt": "Greater", "ge": "GreaterEqual",
 }  # fmt: skip
 _REFLECTED = ("add", "sub", "mul", "truediv")
+_COMPARISONS = frozenset({"Less", "LessEqual", "Greater", "GreaterEqual"})
+_NUMBERS = frozenset({float, int})
 
 
 def _operand(value: Any, other: Any, handler: Any) -> Any:
@@ -41,11 +43,14 @@ _LARGEST = 1 << 24  # whole numbers below are exact in each of these
 
 
 def _answered(op: str, operator: Callable[[Any, Any], Any], reflected: bool) -> Callable[[Any, Any], Any]:
+    comparison = op in _COMPARISONS
+
     @functools.wraps(operator)
     def answered(self: Any, other: Any) -> Any:
         handler = answering_handler()
         if handler is not None:
-            operand = _operand(self, other, handler)
+            # Comparisons take a number as it is, others make a tensor of it first.
+            operand = other if comparison and type(other) in _NUMBERS else _operand(self, other, handler)
             if operand is not None:
                 result = handler.expected(op, (operand, self) if reflected else (self, operand))
                 if result is not None:

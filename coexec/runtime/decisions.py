@@ -372,10 +372,13 @@ class Decisions:
     def _account(self, site: Site, seconds: float) -> None:
         """Leaves a loop to Python whose turns take longer on the device."""
         site.device.append(seconds)
-        if len(site.device) == SAMPLES and len(site.python) >= SAMPLES // 2 and not math.isinf(account.doubtful):
+        if len(site.device) < SAMPLES:
+            return
+        if len(site.python) >= SAMPLES // 2 and not math.isinf(account.doubtful):
             ours, theirs = statistics.median(site.device), statistics.median(site.python)
             if ours > theirs:
                 self._leave(site, f"a turn took {1000 * ours:.2f} ms on the device, {1000 * theirs:.2f} in Python")
+        site.device.clear()
 
     def _leave(self, site: Site, reason: str) -> None:
         site.leave(reason)

@@ -28,13 +28,16 @@ def set_variables(frame: FrameType, values: dict[str, Any]) -> None:
     variables = frame.f_locals
     _let_go(variables)  # only what is there is written back: the others are what they are by now
     variables.update(values)
-    ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+    _write_back(frame, 0)
     _let_go(variables)
 
 
 def _let_go(variables: Any) -> None:
     if isinstance(variables, dict):  # before Python 3.13, a copy, which the frame keeps and all that is in it
         variables.clear()
+
+
+_write_back = ctypes.PYFUNCTYPE(None, ctypes.py_object, ctypes.c_int)(("PyFrame_LocalsToFast", ctypes.pythonapi))
 
 
 class Passage:

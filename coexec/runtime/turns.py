@@ -15,8 +15,8 @@ from coexec.runtime.lists import hand_over, parts_of
 from coexec.runtime.structures import issue, read
 from coexec.staging.adjoints import Adjoint
 from coexec.staging.chains import Chain
+from coexec.staging.lookups import Held
 from coexec.staging.loops import Staged
-from coexec.staging.reads import Held
 from tracer.block import COUNT, FLAG, LOOP
 from tracer.errors import Refused
 from tracer.intercept import tape_is_empty

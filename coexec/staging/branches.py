@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from coexec.staging.reads import Reads, is_number, staging
+from coexec.staging.lookups import is_number
+from coexec.staging.reads import Reads, staging
 from coexec.staging.recursion import Functions
 from coexec.staging.statements import leaves_turn, returns
 from coexec.staging.values import Missing, Scope, Whole, tensor_of
@@ -88,13 +89,7 @@ class StagedBranch:
 
     def _read(self, local: dict[str, Any]) -> list[Any] | None:
         """Returns the arguments as far as they are read again; None if what was read is not what it was."""
-        found = self.reads.again(local)
-        if found is None:
-            return None
-        arguments: list[Any] = [None] * len(self.block.arguments)
-        for position, value in zip(self.reads.positions, found, strict=True):
-            arguments[position] = value
-        return arguments
+        return self.reads.again(local)
 
 
 def built(form: Any, results: list[Any], arguments: list[Any]) -> Any:

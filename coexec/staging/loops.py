@@ -19,7 +19,8 @@ import numpy as np
 import tensorflow as tf
 
 from coexec.staging.lists import ROWS, Grown, Lists
-from coexec.staging.reads import Reads, is_number, staging
+from coexec.staging.lookups import is_number
+from coexec.staging.reads import Reads, staging
 from coexec.staging.statements import LIMIT, Break, Continue, Return, Statements
 from coexec.staging.values import Missing, Scope, Whole, form_of, is_one_kind, spec, tensor_of
 from tracer.block import COUNT, Block, Loop
@@ -64,12 +65,9 @@ class Staged:
 
     def arguments(self, local: dict[str, Any]) -> list[Any] | None:
         """Returns what the loop is to be given now; None if it is not the one that Python would run now."""
-        found = self.reads.again(local)
-        if found is None:
+        arguments = self.reads.again(local)
+        if arguments is None:
             return None
-        arguments: list[Any] = [None] * len(self.inputs)
-        for position, value in zip(self.reads.positions, found, strict=True):
-            arguments[position] = value
         positions = iter(self.loop.states)
         for state in self.states:
             for value, position in zip(self._leaves(state, local), positions, strict=False):
