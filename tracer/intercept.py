@@ -122,9 +122,9 @@ def _placed(handler: Handler) -> bool:
 def answering_handler() -> Handler | None:
     """Returns the thread's handler if operations issued now are its to answer: eager ones, where the call computes."""
     handler = _thread.handler
-    if handler is None or (handler.device is not None and _placed(handler)) or not context.executing_eagerly():
+    if handler is None or (handler.device is not None and _placed(handler)):
         return None
-    return handler
+    return handler if context.context()._thread_local_data.is_eager else None  # `executing_eagerly`, in one call
 
 
 # The hooks.

@@ -19,22 +19,24 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
     """Returns the variables of a running function."""
     variables = frame.f_locals
     found = dict(variables)
-    _let_go(variables)
+    if _COPIED:
+        variables.clear()
     return found
 
 
 def set_variables(frame: FrameType, values: dict[str, Any]) -> None:
     """Sets local variables of a running function; those that are shared with others must not be among them."""
     variables = frame.f_locals
-    _let_go(variables)  # only what is there is written back: the others are what they are by now
+    if not _COPIED:
+        variables.update(values)
+        return
+    variables.clear()  # only what is there is written back: the others are what they are by now
     variables.update(values)
     _write_back(frame, 0)
-    _let_go(variables)
+    variables.clear()
 
 
-def _let_go(variables: Any) -> None:
-    if isinstance(variables, dict):  # before Python 3.13, a copy, which the frame keeps and all that is in it
-        variables.clear()
+_COPIED = sys.version_info < (3, 13)  # the dict is a copy, which the frame keeps and all that is in it
 
 
 _write_back = ctypes.PYFUNCTYPE(None, ctypes.py_object, ctypes.c_int)(("PyFrame_LocalsToFast", ctypes.pythonapi))

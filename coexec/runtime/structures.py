@@ -77,8 +77,13 @@ def issue(run: Any, op: str, attrs: tuple[Any, ...], inputs: Sequence[Any], spec
     with run.lock:
         if run.flight is not None:
             run.flush()
-        step = issued(run, op, attrs, tuple(inputs), specs)
-        step.risky = False  # a loop stops before what would fail, and functions that may are not taken apart
+        given, cursor = tuple(inputs), run.cursor
+        step = cursor.step.hot
+        if step is not None and step.risky is False and not step.host and cursor.fits(step, op, given, attrs):
+            cursor.step = step
+        else:
+            step = issued(run, op, attrs, given, specs)
+            step.risky = False  # a loop stops before what would fail, and functions that may are not taken apart
         return run._answer(step)
 
 

@@ -88,6 +88,8 @@ class Turns:
     def hand_over(self, variables: dict[str, Any]) -> int:
         """Appends what has grown to the lists that the variables hold; returns by how many at most."""
         lists = self.staged.lists
+        if not lists:
+            return 0
         if self._taken is not None:
             return hand_over([(variables[g.name], taken) for g, taken in zip(lists, self._taken, strict=True)])
         grown = self._states[len(self._states) - 2 * len(lists) :]

@@ -63,7 +63,7 @@ def written(
     """
     names: dict[str, Any] = {
         "M": _MISSING, "B": vars(builtins), "V": keras.Variable, "F": FunctionType, "N": MethodType, "held": Held,
-        "handles": handles, "holds": holds, "is_spec": _is_spec, "is_equal": _is_equal, "is_same": _is_same,
+        "handles": handles, "holds": holds, "is_spec": is_spec, "is_equal": _is_equal, "is_same": _is_same,
         "is_made": is_made,
     }  # fmt: skip
     lines = []
@@ -132,7 +132,8 @@ def _checked(n: int, expected: Any, names: dict[str, Any]) -> str:
     return f"if type({value}) is not e{n}: return None"
 
 
-def _is_spec(value: Any, spec: Spec) -> bool:
+def is_spec(value: Any, spec: Spec) -> bool:
+    """Returns whether a value is a tensor of this spec."""
     if type(value) is LazyTensor:
         return bool(value._out.spec is spec) or spec_of(value) is spec
     return isinstance(value, EagerTensor) and spec_of(value) is spec

@@ -83,7 +83,10 @@ class Staged:
                 return None
             if grown.length is not None:
                 arguments[-1 - grown.length._key] = tf.constant(len(held), tf.int32)
-        return None if any(value is None for value in arguments) else arguments
+        for value in arguments:
+            if value is None:
+                return None
+        return arguments
 
     def _leaves(self, state: State, local: dict[str, Any]) -> list[Any]:
         value = local.get(state.name, _UNBOUND)
