@@ -111,7 +111,7 @@ def device_in_scope() -> str | None:
     TensorFlow looks for devices with its first operation, before which the call itself may say which are to be seen.
     """
     ctx = context.context()
-    return ctx.device_name if ctx._initialized and len(ctx.devices()) > 1 else None
+    return ctx.device_name if ctx._initialized and len(ctx._context_devices) > 1 else None
 
 
 def _placed(handler: Handler) -> bool:

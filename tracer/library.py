@@ -22,7 +22,7 @@ import tensorflow as tf
 from tracer.answers import answered
 from tracer.effects import registered, written
 from tracer.intercept import current_handler
-from tracer.private import context, global_state, keras_config
+from tracer.private import context, global_state, keras_config, ops
 
 _DOORS: list[tuple[type, str]] = [
     (keras.layers.Layer, "__call__"),
@@ -218,6 +218,11 @@ def _settings() -> tuple[Any, ...]:
     no_seeds = ctx._seed is None  # then none are drawn for operations
     formats = config["_EPSILON"], config["_FLOATX"], config["_IMAGE_DATA_FORMAT"]
     return local.is_eager, local.device_name, *formats, no_seeds
+
+
+def has_strategy() -> bool:
+    """Returns whether a strategy of `tf.distribute` is in scope: what TensorFlow says, which takes long to say no."""
+    return bool(ops.get_default_graph()._distribution_strategy_stack) and tf.distribute.has_strategy()
 
 
 def _told(context: Any, kept: list[Any]) -> list[Any]:

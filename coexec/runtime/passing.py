@@ -46,27 +46,27 @@ class Passage:
     """The frames that are on their way past a statement, and what they are told if they ask on that way."""
 
     def __init__(self) -> None:
-        self._answers: dict[int, tuple[Any, bool, Any]] = {}  # by the id of the frame: who may ask, what they are told
+        self.answers: dict[int, tuple[Any, bool, Any]] = {}  # by the id of the frame: who may ask, what they are told
 
     def answer(self, frame: FrameType, site: Any, decision: Any) -> bool | None:
         """Returns what a frame is told that asks on its way, or on that of one that has called it; None if on none.
 
         What is called there has been written down and does nothing but compute; nothing of it is kept.
         """
-        if not self._answers or sys.gettrace() is not _nothing:
+        if not self.answers or sys.gettrace() is not _nothing:
             return None
-        found = self._answers.get(id(frame))
+        found = self.answers.get(id(frame))
         if found is not None:
             return found[1] if found[0] is site else None
         called = set()
         at: FrameType | None = frame
-        while at is not None and id(at) not in self._answers:
+        while at is not None and id(at) not in self.answers:
             if is_user(at.f_code):
                 called.add(at.f_code)
             at = at.f_back
-        if at is None or not called.issubset(self._answers[id(at)][2]):
+        if at is None or not called.issubset(self.answers[id(at)][2]):
             return None
-        return least(decision, self._answers[id(at)][2])
+        return least(decision, self.answers[id(at)][2])
 
     def lead(
         self, frame: FrameType, site: Any, answer: bool, lines: range = range(0), line: int | None = None,
@@ -97,9 +97,9 @@ class Passage:
         def end() -> None:
             sys.settrace(None)
             frame.f_trace = before
-            self._answers.pop(id(frame), None)
+            self.answers.pop(id(frame), None)
 
-        self._answers[id(frame)] = site, answer, called
+        self.answers[id(frame)] = site, answer, called
         frame.f_trace = tracing
         sys.settrace(_nothing)
         return answer

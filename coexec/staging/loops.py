@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from coexec.staging.lists import ROWS, Grown, Lists
-from coexec.staging.lookups import is_number
+from coexec.staging.lookups import is_number, is_spec
 from coexec.staging.reads import Reads, staging
 from coexec.staging.statements import LIMIT, Break, Continue, Return, Statements
 from coexec.staging.values import Missing, Scope, Whole, form_of, is_one_kind, spec, tensor_of
@@ -70,6 +70,12 @@ class Staged:
             return None
         positions = iter(self.loop.states)
         for state in self.states:
+            if state.form is None and state.step is None and not state.late:
+                position = next(positions)
+                value = arguments[position] = local.get(state.name)
+                if not is_spec(value, self.inputs[position]):
+                    return None
+                continue
             for value, position in zip(self._leaves(state, local), positions, strict=False):
                 given = _given(value, self.inputs[position], state)
                 if given is None:
