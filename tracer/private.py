@@ -27,8 +27,8 @@ Relies on TensorFlow 2.21; `tests/tracer/test_private.py` pins what each part mu
 * `Context._thread_local_data`, `Context._seed`, `keras_config._EPSILON`, `_FLOATX`, `_IMAGE_DATA_FORMAT`: what
   `tf.executing_eagerly`, the device in scope, `tf.random.set_seed` and `keras.config` tell, without the calls.
 * `Graph._distribution_strategy_stack`: the strategies in scope.
-* `Context._initialized`, `Context._context_devices`: whether TensorFlow has looked for devices, as it does with its first
-  operation, and what it has found.
+* `Context._initialized`, `Context._context_devices`: whether TensorFlow has looked for devices, as it does with its
+  first operation, and what it has found.
 * `is_op_determinism_enabled`: whether runs are to be equal to the bit.
 * `pywrap_tf_session`: TensorFlow reads `TF_XLA_FLAGS` when one of them is asked for, and never again.
 * `SetMinLogLevel` of Abseil, as TensorFlow's library exports it: what of C++'s messages is printed.
