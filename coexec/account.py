@@ -38,6 +38,7 @@ class Account:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._plain: deque[float] = deque(maxlen=KNOWN)
+        self._per_call = 0.0  # what most of them took at most
         self._before: deque[float] = deque(maxlen=64)  # what followed calls took before there was a plain one
         self._doubt = 0.0
         self._balance = 0.0
@@ -62,10 +63,11 @@ class Account:
         """Notes a call that ran plainly."""
         with self._lock:
             self._plain.append(seconds)
+            self._per_call = statistics.median_low(self._plain)
             self._since = 0
             self._balance = min(self._balance + SHARE * seconds, self._most())
             if self._before and len(self._plain) > 1:
-                plain = self._per_call()
+                plain = self._per_call
                 self._balance = ALLOWANCE * plain - sum(took - plain for took in self._before)
                 self._before.clear()
 
@@ -78,7 +80,7 @@ class Account:
                 if self._doubt >= doubtful:
                     self.paused = 2
                 return False
-            plain = self._per_call()
+            plain = self._per_call
             self._balance = max(min(self._balance + plain - seconds, self._most()), -ALLOWANCE * plain)
             self._since += 1
             if self._since >= self._again and len(self._plain) < KNOWN:
@@ -99,8 +101,5 @@ class Account:
             self.pause = self.paused = min(max(MIN_PAUSE, 2 * self.pause, share), MAX_PAUSE)
             return True
 
-    def _per_call(self) -> float:
-        return statistics.median_low(self._plain)
-
     def _most(self) -> float:
-        return 2 * ALLOWANCE * self._per_call()
+        return 2 * ALLOWANCE * self._per_call

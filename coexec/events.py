@@ -80,11 +80,13 @@ class Ledger:
 
     def count(self, *names: str, **by: int) -> None:
         """Adds one to each of these counts of `Stats`, or as much as a keyword says."""
+        counts = self.counts
         with self._lock:
             for name in names:
-                self.counts[name] += 1
-            for name, more in by.items():
-                self.counts[name] += more
+                counts[name] += 1
+            if by:
+                for name, more in by.items():
+                    counts[name] += more
 
     def cause(self, kind: Kind, text: str, location: object, hint: str = "") -> None:
         """Notes a cause, once however often it comes; beyond a bound, new ones are dropped."""

@@ -69,7 +69,7 @@ class Cursor:
         self.numbers: set[int] = set()  # ids of those that were made of constants
         self.ended: list[Step] = []  # the last step of each segment so far
         self.made: set[int] = set()  # ids of eager tensors that operations of this call have made
-        self._counts: Counter[Any] = Counter()
+        self._counts: Counter[Any] | None = None
         self._counted: list[Step] = []  # the steps up to which places were counted
         self.adopted = 0  # operations that no known step fitted
         self.mismatch: Mismatch | None = None
@@ -234,7 +234,7 @@ class Cursor:
         """Lets go of the call's tensors; nothing is followed any more."""
         self.externals, self.handles, self.numbers = [], set(), set()
         self.made.clear()
-        self._counts.clear()
+        self._counts = None
 
     # The slow path.
 
@@ -246,10 +246,15 @@ class Cursor:
 
     def count(self) -> int:
         """Returns how many operations have been followed."""
-        return sum(s.depth for s in self.ended) + self.step.depth
+        count = self.step.depth
+        for step in self.ended:
+            count += step.depth
+        return count
 
     def counts(self) -> Counter[Any]:
         """Returns how often each place has issued each operation so far in this call."""
+        if self._counts is None:
+            self._counts = Counter()
         for number, step in enumerate([*self.ended, self.step]):
             if number == len(self._counted):
                 self._counted.append(step.root())

@@ -111,7 +111,7 @@ def device_in_scope() -> str | None:
     TensorFlow looks for devices with its first operation, before which the call itself may say which are to be seen.
     """
     ctx = context.context()
-    return ctx.device_name if ctx._initialized and len(ctx.devices()) > 1 else None
+    return ctx.device_name if ctx._initialized and len(ctx._context_devices) > 1 else None
 
 
 def _placed(handler: Handler) -> bool:
@@ -122,9 +122,9 @@ def _placed(handler: Handler) -> bool:
 def answering_handler() -> Handler | None:
     """Returns the thread's handler if operations issued now are its to answer: eager ones, where the call computes."""
     handler = _thread.handler
-    if handler is None or (handler.device is not None and _placed(handler)) or not context.executing_eagerly():
+    if handler is None or (handler.device is not None and _placed(handler)):
         return None
-    return handler
+    return handler if context.context()._thread_local_data.is_eager else None  # `executing_eagerly`, in one call
 
 
 # The hooks.

@@ -22,7 +22,7 @@ import tensorflow as tf
 from tracer.answers import answered
 from tracer.effects import registered, written
 from tracer.intercept import current_handler
-from tracer.private import context, global_state
+from tracer.private import context, global_state, keras_config, ops
 
 _DOORS: list[tuple[type, str]] = [
     (keras.layers.Layer, "__call__"),
@@ -54,6 +54,9 @@ _FUNCTIONS = (
 
 # They depend on their arguments and the device alone, unless these hold objects: on none of Keras' scopes.
 plain: frozenset[Any] = frozenset(functools.reduce(getattr, path.split("."), tf) for path in _FUNCTIONS)
+
+# Of Keras' settings, what `keras.config` tells. Each of its functions would be a call, and each region asks for all.
+_CONFIG: dict[str, Any] = vars(keras_config)
 
 # As they are without doors.
 gradient = tf.GradientTape.gradient
@@ -210,10 +213,16 @@ def call_context() -> dict[str, Any] | None:
 
 
 def _settings() -> tuple[Any, ...]:
-    config, ctx = keras.config, context.context()
-    no_seeds = context.global_seed() is None  # then none are drawn for operations
-    formats = config.epsilon(), config.floatx(), config.image_data_format()
-    return context.executing_eagerly(), ctx.device_name, *formats, no_seeds
+    ctx = context.context()
+    local, config = ctx._thread_local_data, _CONFIG
+    no_seeds = ctx._seed is None  # then none are drawn for operations
+    formats = config["_EPSILON"], config["_FLOATX"], config["_IMAGE_DATA_FORMAT"]
+    return local.is_eager, local.device_name, *formats, no_seeds
+
+
+def has_strategy() -> bool:
+    """Returns whether a strategy of `tf.distribute` is in scope: what TensorFlow says, which takes long to say no."""
+    return bool(ops.get_default_graph()._distribution_strategy_stack) and tf.distribute.has_strategy()
 
 
 def _told(context: Any, kept: list[Any]) -> list[Any]:

@@ -24,7 +24,11 @@ Relies on TensorFlow 2.21; `tests/tracer/test_private.py` pins what each part mu
 * `inject_argument_info`, `injecting_code`: what a layer runs its `call` in, which writes into an error how that was
   called, and its code, whose frame has the names `fn`, `object_name`, `args` and `kwargs`.
 * `_EagerTensorCache.put`: where gradient functions keep tensors for the next time.
-* `Context._initialized`: whether TensorFlow has looked for devices, as it does with its first operation.
+* `Context._thread_local_data`, `Context._seed`, `keras_config._EPSILON`, `_FLOATX`, `_IMAGE_DATA_FORMAT`: what
+  `tf.executing_eagerly`, the device in scope, `tf.random.set_seed` and `keras.config` tell, without the calls.
+* `Graph._distribution_strategy_stack`: the strategies in scope.
+* `Context._initialized`, `Context._context_devices`: whether TensorFlow has looked for devices, as it does with its
+  first operation, and what it has found.
 * `is_op_determinism_enabled`: whether runs are to be equal to the bit.
 * `pywrap_tf_session`: TensorFlow reads `TF_XLA_FLAGS` when one of them is asked for, and never again.
 * `SetMinLogLevel` of Abseil, as TensorFlow's library exports it: what of C++'s messages is printed.
@@ -45,6 +49,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
+from keras.src.backend import config as keras_config
 from keras.src.backend.common import global_state
 from keras.src.losses import loss as keras_losses
 from keras.src.utils.traceback_utils import inject_argument_info_in_traceback as inject_argument_info
@@ -77,8 +82,8 @@ __all__ = [
     "CompositeTensor", "EagerTensor", "ResourceVariable", "Trackable", "binary_assert", "config_pb2", "constant_op",
     "context", "core", "cpp_shape_inference_pb2", "func_graph", "function_pb2", "functions_of_dataset",
     "global_state", "gradient_code", "handle_data_util", "inject_argument_info", "injecting_code",
-    "is_op_determinism_enabled", "is_resource_variable", "keras_losses", "node_def_pb2", "op_def_library",
-    "op_def_registry", "ops", "plain_assert", "pywrap_tf_session", "pywrap_tfe", "quiet", "record",
+    "is_op_determinism_enabled", "is_resource_variable", "keras_config", "keras_losses", "node_def_pb2",
+    "op_def_library", "op_def_registry", "ops", "plain_assert", "pywrap_tf_session", "pywrap_tfe", "quiet", "record",
     "tensor_shape_pb2", "types_pb2", "variable_accessed",
 ]  # fmt: skip
 

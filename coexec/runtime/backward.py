@@ -15,8 +15,8 @@ import tensorflow as tf
 from coexec.runtime.structures import issue
 from coexec.staging.adjoints import Adjoint
 from coexec.staging.gradients import Gradient, input_of, unwatched
+from coexec.staging.lookups import Held
 from coexec.staging.reach import recursion_of
-from coexec.staging.reads import Held
 from coexec.staging.unwinding import Unwinding
 from tracer.block import CALL, STRUCTURES, Again, Block, Branch, Recursion
 from tracer.errors import Refused

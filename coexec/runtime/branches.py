@@ -23,8 +23,8 @@ from coexec.runtime.structures import issue, read
 from coexec.runtime.turns import is_watched
 from coexec.staging.branches import StagedBranch, built
 from coexec.staging.gradients import gradients_of, refuse_hidden
+from coexec.staging.lookups import Held
 from coexec.staging.ranges import OVER, StagedRange
-from coexec.staging.reads import Held
 from coexec.staging.unwinding import Unwinding
 from tracer.block import BRANCH, CALL, FLAG, PACKED, Block, steps_of
 from tracer.errors import Refused

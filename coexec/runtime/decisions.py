@@ -78,8 +78,7 @@ class Decisions:
                 self.clear()
             place = self._places[key] = self._new(frame)
         site, decision = place
-        known = self._passage.answer(frame, site, decision)
-        if known is not None:
+        if self._passage.answers and (known := self._passage.answer(frame, site, decision)) is not None:
             return known
         self.ledger.count("decisions")
         if decision is not None and isinstance(decision.statement, ast.For) and not tape_is_empty():
@@ -237,7 +236,8 @@ class Decisions:
                 self._leave(site, "its turns were left to Python each time")
             return truth
         site.idle = 0
-        turns.record()
+        if turns.adjoint is not None:
+            turns.record()
         after = turns.after(variables)
         most = turns.hand_over(variables)
         set_variables(frame, after)
@@ -246,7 +246,7 @@ class Decisions:
             site.staged.remove(staged)
         self.ledger.count(decisions_on_device=turns.count)
         self._account(site, (time.perf_counter() - began) / turns.count)
-        answer = turns.holds.truth() is not decision.negated
+        answer = turns.goes_on is not decision.negated
         return self._passage.lead(frame, site, True) if answer and decision.compares_on else answer
 
     def _may_tell(self, site: Site, run: Any) -> bool:
@@ -263,6 +263,9 @@ class Decisions:
         most = staged.loop.limit
         room = room_for(adjoint, site.longest, most)
         turns = Turns(run, staged, arguments, adjoint, room)
+        if adjoint is None:
+            site.longest = max(site.longest, turns.count)
+            return turns
         site.longest = max(site.longest, turns.count * (2 if turns.is_full else 1))
         turns.has_widened = turns.is_full and room_for(adjoint, site.longest, most) > room
         return turns
@@ -316,7 +319,7 @@ class Decisions:
             site.rows *= 2
             site.staged.clear()
             return None, 1
-        if first is None or first.holds.truth():
+        if first is None or first.goes_on:
             return None, first.count if first is not None and first.has_widened else 0
         first.record()
         local = staged.within(before)
@@ -326,7 +329,7 @@ class Decisions:
         if staged.last is not None and staged.is_at_last(local):
             again = staged.last.arguments(local)
             last = None if again is None else self._turns(site, run, staged.last, again)
-            if last is None or (last.count == 0 and last.holds.truth()):
+            if last is None or (last.count == 0 and last.goes_on):
                 return None, 0
             last.record()
             after.update(last.after(local))
@@ -372,10 +375,13 @@ class Decisions:
     def _account(self, site: Site, seconds: float) -> None:
         """Leaves a loop to Python whose turns take longer on the device."""
         site.device.append(seconds)
-        if len(site.device) == SAMPLES and len(site.python) >= SAMPLES // 2 and not math.isinf(account.doubtful):
+        if len(site.device) < SAMPLES:
+            return
+        if len(site.python) >= SAMPLES // 2 and not math.isinf(account.doubtful):
             ours, theirs = statistics.median(site.device), statistics.median(site.python)
             if ours > theirs:
                 self._leave(site, f"a turn took {1000 * ours:.2f} ms on the device, {1000 * theirs:.2f} in Python")
+        site.device.clear()
 
     def _leave(self, site: Site, reason: str) -> None:
         site.leave(reason)

@@ -31,6 +31,7 @@ from tracer.graph import Step, TraceGraph
 from tracer.inputs import as_spelled, settle, small, spelled
 from tracer.intercept import tape_is_empty
 from tracer.lazy import LazyTensor, has_pending, new_lazy
+from tracer.library import has_strategy
 from tracer.location import place_of
 from tracer.op import plain_name, signature_of
 from tracer.recorder import FINALIZERS, Recorder
@@ -53,6 +54,11 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 class Following:
     """The handler of one call that is followed; after a divergence it passes on to a recorder."""
 
+    # Each call makes one, and objects with more than 30 attributes do not share what a dict of them takes.
+    __slots__ = ("__dict__", "_refused", "ahead", "assertions", "awaited", "before", "constants", "cursor", "deferred",
+                 "device", "error", "flight", "forced", "graph", "jumped", "launched", "ledger", "library", "notes",
+                 "open", "options", "owner", "recorder", "regions", "replayed", "segments", "survivors", "tapes",
+                 "telling", "trial", "unseen", "values")  # fmt: skip
     lock = _lock
 
     def __init__(self, graph: TraceGraph, segments: Segments, ledger: Ledger, options: Options) -> None:
@@ -71,7 +77,7 @@ class Following:
         self.telling: list[LazyTensor] = []  # those that are not to end before the call
         self.tapes = Tapes(self.constant)
         self.tapes.waiting = segments.records_wait and not self.tapes.foreign
-        self.open = self.options.regions and not self.tapes.foreign and not tf.distribute.has_strategy()
+        self.open = self.options.regions and not self.tapes.foreign and not has_strategy()
         self.library = LibraryCalls(self).call
         self.assertions: dict[Step, Any] = {}  # what those of the running segment say that say something else each time
         self.notes: dict[Step, Any] = {}  # the same of what Keras adds to errors

@@ -19,49 +19,54 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
     """Returns the variables of a running function."""
     variables = frame.f_locals
     found = dict(variables)
-    _let_go(variables)
+    if _COPIED:
+        variables.clear()
     return found
 
 
 def set_variables(frame: FrameType, values: dict[str, Any]) -> None:
     """Sets local variables of a running function; those that are shared with others must not be among them."""
     variables = frame.f_locals
-    _let_go(variables)  # only what is there is written back: the others are what they are by now
+    if not _COPIED:
+        variables.update(values)
+        return
+    variables.clear()  # only what is there is written back: the others are what they are by now
     variables.update(values)
-    ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
-    _let_go(variables)
+    _write_back(frame, 0)
+    variables.clear()
 
 
-def _let_go(variables: Any) -> None:
-    if isinstance(variables, dict):  # before Python 3.13, a copy, which the frame keeps and all that is in it
-        variables.clear()
+_COPIED = sys.version_info < (3, 13)  # the dict is a copy, which the frame keeps and all that is in it
+
+
+_write_back = ctypes.PYFUNCTYPE(None, ctypes.py_object, ctypes.c_int)(("PyFrame_LocalsToFast", ctypes.pythonapi))
 
 
 class Passage:
     """The frames that are on their way past a statement, and what they are told if they ask on that way."""
 
     def __init__(self) -> None:
-        self._answers: dict[int, tuple[Any, bool, Any]] = {}  # by the id of the frame: who may ask, what they are told
+        self.answers: dict[int, tuple[Any, bool, Any]] = {}  # by the id of the frame: who may ask, what they are told
 
     def answer(self, frame: FrameType, site: Any, decision: Any) -> bool | None:
         """Returns what a frame is told that asks on its way, or on that of one that has called it; None if on none.
 
         What is called there has been written down and does nothing but compute; nothing of it is kept.
         """
-        if not self._answers or sys.gettrace() is not _nothing:
+        if not self.answers or sys.gettrace() is not _nothing:
             return None
-        found = self._answers.get(id(frame))
+        found = self.answers.get(id(frame))
         if found is not None:
             return found[1] if found[0] is site else None
         called = set()
         at: FrameType | None = frame
-        while at is not None and id(at) not in self._answers:
+        while at is not None and id(at) not in self.answers:
             if is_user(at.f_code):
                 called.add(at.f_code)
             at = at.f_back
-        if at is None or not called.issubset(self._answers[id(at)][2]):
+        if at is None or not called.issubset(self.answers[id(at)][2]):
             return None
-        return least(decision, self._answers[id(at)][2])
+        return least(decision, self.answers[id(at)][2])
 
     def lead(
         self, frame: FrameType, site: Any, answer: bool, lines: range = range(0), line: int | None = None,
@@ -92,9 +97,9 @@ class Passage:
         def end() -> None:
             sys.settrace(None)
             frame.f_trace = before
-            self._answers.pop(id(frame), None)
+            self.answers.pop(id(frame), None)
 
-        self._answers[id(frame)] = site, answer, called
+        self.answers[id(frame)] = site, answer, called
         frame.f_trace = tracing
         sys.settrace(_nothing)
         return answer

@@ -51,7 +51,7 @@ class Pauses:
     def end(self) -> list[Step]:
         """Ends the timing; returns the steps behind which Python paused."""
         for name, function in self._untimed.items():
-            if name in vars(type(self._run)):
+            if callable(getattr(type(self._run), name, None)):  # a method, which is behind what was set
                 delattr(self._run, name)
             else:
                 setattr(self._run, name, function)

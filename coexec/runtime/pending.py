@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -148,9 +147,13 @@ def carry_out(run: Any, last: Step) -> None:
         run.values, cursor.handles = [], set()
         if run.flight is None:
             _settle_others(run, pending.feeds, handles)
-        with tf.device(run.device) if run.device is not None else contextlib.nullcontext():
-            pending.flight, run.flight = run.flight and run.flight[1], None
+        else:
+            pending.flight, run.flight = run.flight[1], None
+        if run.device is None:
             launched = run.segments.run(pending, run.options)
+        else:
+            with tf.device(run.device):
+                launched = run.segments.run(pending, run.options)
         _end(run, pending)
         run.launched, run.replayed = run.launched + launched, run.replayed + (not launched)
     except Exception as error:

@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from coexec.staging.reads import is_number
+from coexec.staging.lookups import is_number
 from coexec.staging.values import plain_attribute
 from tracer.effects import is_programs
 from tracer.errors import Refused

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import time
-from collections import deque
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
@@ -33,7 +32,7 @@ class Site:
     again: int = 0  # times that it came as it had been refused before
     before: float = 0.0  # when Python was last told to go on
     python: list[float] = field(default_factory=list)  # seconds of turns in Python
-    device: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))  # and on the device
+    device: list[float] = field(default_factory=list)  # and on the device, since they were last compared
     for_caller: bool | None = None  # whether what has called the function is taken on the device, if anything
     deep: int = 0  # the id of the call in which calls went too deep for the device
     contested: bool = False  # whether calls were timed with it on the device and in Python

@@ -187,6 +187,8 @@ class Tapes:
     def alive(self) -> bool:
         """Returns whether somebody may still ask a tape about this call's tensors."""
         # Each is held by the list, the loop and the call.
+        if not self.known:
+            return not tape_is_empty()
         return not tape_is_empty() or any(sys.getrefcount(tape) > 3 for tape in self.known)
 
     def end(self) -> None:

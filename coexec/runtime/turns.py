@@ -15,8 +15,8 @@ from coexec.runtime.lists import hand_over, parts_of
 from coexec.runtime.structures import issue, read
 from coexec.staging.adjoints import Adjoint
 from coexec.staging.chains import Chain
+from coexec.staging.lookups import Held
 from coexec.staging.loops import Staged
-from coexec.staging.reads import Held
 from tracer.block import COUNT, FLAG, LOOP
 from tracer.errors import Refused
 from tracer.intercept import tape_is_empty
@@ -29,7 +29,7 @@ Way = Adjoint | Chain  # back through a loop
 
 
 class Turns:
-    """What a loop has done on the device, from these arguments on: `count` turns, and whether its test `holds` then."""
+    """What a loop has done on the device, from these arguments on: `count` turns, and whether it `goes_on` then."""
 
     def __init__(self, run: Any, staged: Staged, arguments: list[Any], adjoint: Way | None, room: int) -> None:
         self.staged, self.adjoint = staged, adjoint
@@ -43,9 +43,9 @@ class Turns:
         specs = [*states, COUNT, FLAG, *(adjoint.rows(room) if adjoint is not None else ())]
         found = issue(run, LOOP, ("structure", self._loop), self._given, specs)
         run.flush()
-        self._states, self._turned, self.holds = found[: len(states)], found[len(states)], found[len(states) + 1]
+        self._states, self._turned, holds = found[: len(states)], found[len(states)], found[len(states) + 1]
         self._rows = found[len(states) + 2 :]
-        self.count = int(self._turned.resolve())
+        self.count, self.goes_on = int(self._turned.resolve()._numpy()), bool(holds.resolve()._numpy())
         if adjoint is not None and self.count:  # what is one tensor in Python is one here: tapes know it by that
             for n, place in adjoint.alike.items():
                 self._states[n] = self._given[place] if place >= 0 else self._states[-1 - place]
@@ -55,14 +55,14 @@ class Turns:
     @property
     def is_full(self) -> bool:
         """Whether there was no room for more."""
-        return self.adjoint is not None and self.count == self._loop.limit and self.holds.truth()
+        return self.adjoint is not None and self.count == self._loop.limit and self.goes_on
 
     @property
     def lists_are_full(self) -> bool:
         """Whether the loop may have stopped as some list had no room for more."""
         counts = self._states[len(self._states) - 2 * len(self.staged.lists) :][1::2]
         rooms = [grown.before[0]._out.spec.shape[0] for grown in self.staged.lists]
-        return self.holds.truth() and any(
+        return self.goes_on and any(
             2 * int(count.resolve()) > room for count, room in zip(counts, rooms, strict=True)
         )
 
@@ -88,6 +88,8 @@ class Turns:
     def hand_over(self, variables: dict[str, Any]) -> int:
         """Appends what has grown to the lists that the variables hold; returns by how many at most."""
         lists = self.staged.lists
+        if not lists:
+            return 0
         if self._taken is not None:
             return hand_over([(variables[g.name], taken) for g, taken in zip(lists, self._taken, strict=True)])
         grown = self._states[len(self._states) - 2 * len(lists) :]

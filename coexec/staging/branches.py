@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from coexec.staging.reads import Reads, is_number, staging
+from coexec.staging.lookups import is_number, is_spec
+from coexec.staging.reads import Reads, staging
 from coexec.staging.recursion import Functions
 from coexec.staging.statements import leaves_turn, returns
 from coexec.staging.values import Missing, Scope, Whole, tensor_of
@@ -75,25 +76,18 @@ class StagedBranch:
 
     def arguments(self, local: dict[str, Any], asked: Any) -> list[Any] | None:
         """Returns what the block is to be given now; None if it is not what Python would run now."""
-        arguments = self._read(local)
+        arguments = self.reads.again(local)
         if arguments is None:
             return None
         if self.asked is not None:
-            if not isinstance(asked, EagerTensor) or spec_of(asked) is not self.block.arguments[self.asked]:
+            if not is_spec(asked, self.block.arguments[self.asked]):
                 return None
             arguments[self.asked] = asked
         if self.room is not None:
             arguments[self.room] = tf.constant(_room_for_calls(), tf.int32)
-        return None if any(value is None for value in arguments) else arguments
-
-    def _read(self, local: dict[str, Any]) -> list[Any] | None:
-        """Returns the arguments as far as they are read again; None if what was read is not what it was."""
-        found = self.reads.again(local)
-        if found is None:
-            return None
-        arguments: list[Any] = [None] * len(self.block.arguments)
-        for position, value in zip(self.reads.positions, found, strict=True):
-            arguments[position] = value
+        for value in arguments:
+            if value is None:
+                return None
         return arguments
 
 

@@ -18,8 +18,9 @@ import keras
 import tensorflow as tf
 
 from coexec.staging.calls import is_computing, is_kerass, note_call, takes_tensors
+from coexec.staging.lookups import is_number
 from coexec.staging.paths import Paths
-from coexec.staging.reads import CONTAINERS, Reads, is_number
+from coexec.staging.reads import CONTAINERS, Reads
 from coexec.staging.values import (
     VARIABLES,
     Missing,

@@ -19,7 +19,8 @@ import numpy as np
 import tensorflow as tf
 
 from coexec.staging.lists import ROWS, Grown, Lists
-from coexec.staging.reads import Reads, is_number, staging
+from coexec.staging.lookups import is_number, is_spec
+from coexec.staging.reads import Reads, staging
 from coexec.staging.statements import LIMIT, Break, Continue, Return, Statements
 from coexec.staging.values import Missing, Scope, Whole, form_of, is_one_kind, spec, tensor_of
 from tracer.block import COUNT, Block, Loop
@@ -64,14 +65,17 @@ class Staged:
 
     def arguments(self, local: dict[str, Any]) -> list[Any] | None:
         """Returns what the loop is to be given now; None if it is not the one that Python would run now."""
-        found = self.reads.again(local)
-        if found is None:
+        arguments = self.reads.again(local)
+        if arguments is None:
             return None
-        arguments: list[Any] = [None] * len(self.inputs)
-        for position, value in zip(self.reads.positions, found, strict=True):
-            arguments[position] = value
         positions = iter(self.loop.states)
         for state in self.states:
+            if state.form is None and state.step is None and not state.late:
+                position = next(positions)
+                value = arguments[position] = local.get(state.name)
+                if not is_spec(value, self.inputs[position]):
+                    return None
+                continue
             for value, position in zip(self._leaves(state, local), positions, strict=False):
                 given = _given(value, self.inputs[position], state)
                 if given is None:
@@ -85,7 +89,10 @@ class Staged:
                 return None
             if grown.length is not None:
                 arguments[-1 - grown.length._key] = tf.constant(len(held), tf.int32)
-        return None if any(value is None for value in arguments) else arguments
+        for value in arguments:
+            if value is None:
+                return None
+        return arguments
 
     def _leaves(self, state: State, local: dict[str, Any]) -> list[Any]:
         value = local.get(state.name, _UNBOUND)

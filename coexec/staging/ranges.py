@@ -46,7 +46,7 @@ class StagedRange(StagedBranch):
         given = {name: last if name == _LAST else local.get(name) for name in self.counters}
         if not all(type(v) is int and abs(v) < 1 << 28 for v in given.values()):
             return None
-        arguments = self._read(local)
+        arguments = self.reads.again(local)
         if arguments is None:
             return None
         for name, position in self.counters.items():

@@ -7,12 +7,26 @@ import contextlib
 import weakref
 from collections.abc import Iterator
 from types import CellType, CodeType, FunctionType, MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
+from coexec.staging.lookups import (
+    ATTRIBUTE,
+    CELL,
+    GLOBAL,
+    ITEM,
+    LENGTH,
+    LOCAL,
+    OBJECT,
+    SHARED,
+    VALUE,
+    Read,
+    is_made,
+    is_number,
+    written,
+)
 from tracer.effects import Watcher, watch
 from tracer.errors import Refused
 from tracer.lazy import LazyTensor
@@ -23,24 +37,10 @@ from tracer.seeds import generator
 from tracer.spec import Spec, intern_spec, spec_of
 from tracer.stage import Stage
 
-_PLAIN = frozenset({int, float, bool, complex, str, bytes, type(None)})
 CONTAINERS = (list, tuple, dict)
 
-LOCAL, GLOBAL, CELL, ATTRIBUTE, ITEM, LENGTH, VALUE, OBJECT, SHARED = range(9)
 MAX_HANDLES = 1024
 _MISSING = object()
-
-
-def is_number(value: Any) -> bool:
-    """Returns whether this is a value that never changes, of a type that nobody else has derived from."""
-    return type(value) in _PLAIN or isinstance(value, (np.generic, tf.DType, tf.TensorShape))
-
-
-class _Read(NamedTuple):
-    parent: int
-    kind: int
-    key: Any
-    expected: Any
 
 
 class Reads(Watcher):
@@ -59,7 +59,8 @@ class Reads(Watcher):
         self._around: list[Any] = []
         self.fetched: list[int] = []  # which reads the arguments are, as far as they come from here
         self.positions: list[int] = []  # and which arguments they are
-        self._reads: list[_Read] = []
+        self._reads: list[Read] = []
+        self._again: Any = None
         self._known: dict[Any, tuple[int, Any]] = {}
         self._places: dict[int, int] = {}  # by id: reads of objects and containers
         self._made: dict[int, tuple[int, int]] = {}  # by the id of a cell: the function made in the call that has it
@@ -128,7 +129,7 @@ class Reads(Watcher):
             expected, shown = self._function(value, number)
         else:
             expected, shown = self._classified(value, number)
-        self._reads.append(_Read(parent, kind, key, expected))
+        self._reads.append(Read(parent, kind, key, expected))
         self._known[parent, kind, key] = number, shown
         return shown
 
@@ -184,7 +185,7 @@ class Reads(Watcher):
             raise Refused("a variable has no fixed shape")
         number = len(self._reads)
         held = intern_spec(enum, shape)
-        self._reads.append(_Read(place, VALUE, None, held))
+        self._reads.append(Read(place, VALUE, None, held))
         known = self._held[id(value)] = self._argument(held, number)
         return known
 
@@ -205,7 +206,7 @@ class Reads(Watcher):
             if id(held.handle) not in self._places:
                 self._kept.append(held)
                 self._places[id(held.handle)] = len(self._reads)
-                self._reads.append(_Read(-1, OBJECT, weakref.ref(held), ("same", weakref.ref(held))))
+                self._reads.append(Read(-1, OBJECT, weakref.ref(held), ("same", weakref.ref(held))))
 
     def _holds(self, handle: Any, expected: Spec) -> bool:
         """Returns whether a variable holds what is expected, and notes that if so."""
@@ -221,38 +222,21 @@ class Reads(Watcher):
         self._kept, self._known, self._places, self._held, self._made = [], {}, {}, {}, {}
 
     def again(self, local: dict[str, Any]) -> list[Any] | None:
-        """Looks everything up again; returns the arguments, or None if something is no longer the same."""
+        """Looks everything up again; returns the arguments, or None if something is no longer the same.
+
+        Those that do not come from here are None.
+        """
         if self.stale or (self._scopes is not None and environment([]) != self._scopes):
             return None
-        values: list[Any] = []
         try:
-            for parent, kind, key, expected in self._reads:
-                if kind == VALUE:
-                    owner = values[parent]
-                    variable = owner.value if isinstance(owner, keras.Variable) else owner
-                    handle = variable.handle
-                    if self._handles.get(handle._id) is not expected and not self._holds(handle, expected):
-                        return None
-                    values.append(Held(handle, variable))
-                    continue
-                if kind == OBJECT:  # it is there, or not
-                    values.append(key())
-                    if values[-1] is None:
-                        return None
-                    continue
-                value = _fetch(values[parent] if parent >= 0 else None, kind, key, local)
-                if not _is_expected(value, expected, values):
-                    return None
-                values.append(value)
+            if self._again is None:
+                arguments: list[int | None] = [None] * len(self.stage.arguments)
+                for number, position in zip(self.fetched, self.positions, strict=True):
+                    arguments[position] = number
+                self._again = written(self._reads, self.alone, arguments, self._handles, self._holds)
+            return self._again(local)
         except (LookupError, AttributeError, ValueError, TypeError):
             return None
-        if any(
-            value is values[place] and number != place and expected != ("alias", place)
-            for place in self.alone
-            for number, (value, (*_, expected)) in enumerate(zip(values, self._reads, strict=True))
-        ):
-            return None
-        return [values[number] for number in self.fetched]
 
 
 @contextlib.contextmanager
@@ -268,13 +252,6 @@ def staging(reads: Reads) -> Iterator[None]:
             drawn_from.setstate(state)
 
 
-class Held(NamedTuple):
-    """What a variable holds when the statement begins: the handle to read it by, and the variable that tapes know."""
-
-    handle: Any
-    variable: Any
-
-
 class _Known:
     """A function's globals, or a variable that functions share, by identity."""
 
@@ -288,47 +265,3 @@ class _Known:
 
     def __hash__(self) -> int:
         return id(self.thing)
-
-
-def is_made(function: FunctionType) -> bool:
-    """Returns whether a function is one that is made inside of others, and like all others made there."""
-    return "<locals>" in function.__qualname__ and not function.__kwdefaults__ and not vars(function)
-
-
-def _is_expected(value: Any, expected: Any, values: list[Any]) -> bool:
-    """Returns whether what was read again, but for what variables hold, is what it was; `values` were read before."""
-    if type(expected) is Spec:
-        return isinstance(value, EagerTensor) and spec_of(value) is expected
-    how, what = expected
-    if how == "same":
-        known = what()
-        if value is known:
-            return value is not None
-        return isinstance(value, keras.Variable) and known is not None and value.value is known
-    if how == "equal":
-        return is_number(value) and bool(freeze(value) == what)
-    if how == "method":
-        return type(value) is MethodType and value.__func__ is what[0]() and value.__self__ is what[1]()
-    if how == "made":
-        return type(value) is FunctionType and value.__code__ is what and is_made(value)
-    if how == "alias":
-        return value is values[what]
-    return type(value) is what
-
-
-def _fetch(owner: Any, kind: int, key: Any, local: dict[str, Any]) -> Any:
-    if kind == LOCAL:
-        return local[key]
-    if kind == GLOBAL:
-        namespace, name = key
-        value = namespace.thing.get(name, _MISSING)
-        return vars(builtins)[name] if value is _MISSING else value
-    if kind == CELL:
-        return key.thing.cell_contents
-    if kind == ATTRIBUTE:
-        return getattr(owner, key)
-    if kind == ITEM:
-        return owner[key]
-    if kind == LENGTH:
-        return len(owner)
-    return owner.__closure__[key].cell_contents

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from coexec.staging.endings import calls_itself, ends_soon
-from coexec.staging.reads import is_number
+from coexec.staging.lookups import is_number
 from coexec.staging.statements import Statements
 from coexec.staging.values import Scope, Whole, tensor_of
 from tracer.block import CALL, COUNT, FLAG, Again, Recursion

@@ -9,7 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from coexec.staging.reads import CONTAINERS, is_number
+from coexec.staging.lookups import is_number
+from coexec.staging.reads import CONTAINERS
 from tracer.errors import Refused
 from tracer.lazy import LazyTensor
 from tracer.op import freeze

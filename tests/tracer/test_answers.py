@@ -138,6 +138,44 @@ def test_answered(name):
     assert calls_of(CODES, lambda: coexec.imperative()(step)(x))
 
 
+COMPARED = {
+    "less": (lambda x: x < 2.5, X),
+    "less than a whole number": (lambda x: x < 3, X),
+    "less or equal": (lambda x: x <= 3, WHOLES),
+    "greater": (lambda x: x > -0.0, X),
+    "a number that is greater": (lambda x: x < 2.0, X),
+    "greater or equal": (lambda x: x >= 1 << 30, WHOLES),
+    "than a tensor": (lambda x: x >= x * 2, X),
+}  # fmt: skip
+COMPARING = {inspect.unwrap(getattr(tf.Tensor, f"__{name}__")).__code__ for name in ("lt", "le", "gt", "ge")}
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_comparisons(name):
+    """Operators that compare tensors with numbers are answered, too."""
+    function, x = COMPARED[name]
+    step = run_both(repeated(function), [(x,), (x,), (x + x,), (x,)])
+    assert (step.stats().recorded, step.stats().followed, step.stats().diverged) == (1, 3, 0)
+    assert not calls_of(COMPARING, lambda: step(x))
+    assert calls_of(COMPARING, lambda: coexec.imperative()(step)(x))
+
+
+@pytest.mark.parametrize("x", [X, WHOLES])
+def test_comparisons_with_numbers_that_change(x):
+    """Results and errors are eager's, whatever stands where a number stood before."""
+
+    def make(decorate):
+        @decorate
+        def step(x, number):
+            y = x * 2
+            return y < number, number <= y, y > number, number >= y
+
+        return step
+
+    numbers = [1.0, 1.0, 2.0, 2, 0.0, -0.0, 0, 1 << 40, 1e300, float("inf"), float("nan"), True, -3, 3.0]
+    run_both(make, [(x, number) for number in [*numbers, np.float32(3), "1", None] * 2])
+
+
 @pytest.mark.parametrize("name", LEFT)
 def test_left_to_tensorflow(name):
     """Results and errors are eager's, words included."""

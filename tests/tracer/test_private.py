@@ -35,6 +35,7 @@ from tracer.private import (
     handle_data_util,
     is_op_determinism_enabled,
     is_resource_variable,
+    keras_config,
     keras_losses,
     node_def_pb2,
     op_def_library,
@@ -168,6 +169,45 @@ def test_the_context():
     config_pb2.ConfigProto().ParseFromString(ctx.function_call_options.config_proto_serialized)
     with tf.Graph().as_default():
         assert ctx.executing_eagerly() is False
+
+
+def test_settings_and_scopes_are_attributes():
+    """What public functions tell, without the calls."""
+    ctx = context.context()
+    ctx.ensure_initialized()
+    local = ctx._thread_local_data
+    assert list(ctx._context_devices) == list(ctx.devices())
+    with tf.device("CPU:0"):
+        assert local.device_name == ctx.device_name != ""
+        assert local.is_eager is context.executing_eagerly() is True
+    with tf.Graph().as_default():
+        assert local.is_eager is context.executing_eagerly() is False
+    assert ops.get_default_graph()._distribution_strategy_stack == []
+    with tf.distribute.get_strategy().scope():
+        assert not tf.distribute.has_strategy()
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        assert ops.get_default_graph()._distribution_strategy_stack
+    tf.random.set_seed(3)
+    try:
+        assert ctx._seed == context.global_seed() == 3
+    finally:
+        tf.random.set_seed(None)
+    assert ctx._seed is None
+
+
+KERAS_SETTINGS = {"epsilon": 1e-3, "floatx": "float64", "image_data_format": "channels_first"}
+
+
+@pytest.mark.parametrize("name", KERAS_SETTINGS)
+def test_settings_of_keras_are_attributes(name):
+    """Where they are set is where they are looked up."""
+    before, value = getattr(keras.config, name)(), KERAS_SETTINGS[name]
+    setting = getattr(keras.config, f"set_{name}")
+    try:
+        setting(value)
+        assert vars(keras_config)[f"_{name.upper()}"] == getattr(keras.config, name)() == value
+    finally:
+        setting(before)
 
 
 BY_PRIVATE_METHOD = {
