@@ -23,33 +23,38 @@ _OPERATORS = {
     "lt": "Less", "le": "LessEqual", "gt": "Greater", "ge": "GreaterEqual",
 }  # fmt: skip
 _REFLECTED = ("add", "sub", "mul", "truediv")
+_AS_GIVEN = frozenset({"Sub", "Mul", "Less", "LessEqual", "Greater", "GreaterEqual"})  # these take numbers as they are
 
 
-def _operand(value: Any, other: Any, handler: Any) -> Any:
-    """Returns `other` as the tensor that TensorFlow makes of it beside `value`; None where that takes thinking."""
-    kind = type(other)
-    if kind is LazyTensor or kind is EagerTensor:
-        return other
-    dtype = value.dtype
-    if (kind is float and dtype.is_floating) or (kind is int and dtype in _WIDE and -_LARGEST < other < _LARGEST):
-        return handler.constant(other, dtype)
-    return None
+def _takes(value: LazyTensor, other: Any) -> bool:
+    """Returns whether TensorFlow makes of a number, beside `value`, a tensor of its dtype, without further thinking."""
+    if type(other) is float:
+        return bool(value.dtype.is_floating)
+    return type(other) is int and value._out.spec.enum in _WIDE and -_LARGEST < other < _LARGEST
 
 
-_WIDE = (tf.float32, tf.float64, tf.int32, tf.int64)
+_WIDE = frozenset(dtype.as_datatype_enum for dtype in (tf.float32, tf.float64, tf.int32, tf.int64))
 _LARGEST = 1 << 24  # whole numbers below are exact in each of these
 
 
 def _answered(op: str, operator: Callable[[Any, Any], Any], reflected: bool) -> Callable[[Any, Any], Any]:
+    as_given = not reflected and op in _AS_GIVEN
+
     @functools.wraps(operator)
     def answered(self: Any, other: Any) -> Any:
         handler = answering_handler()
         if handler is not None:
-            operand = _operand(self, other, handler)
-            if operand is not None:
-                result = handler.expected(op, (operand, self) if reflected else (self, operand))
-                if result is not None:
-                    return result
+            kind, result = type(other), None
+            if kind is LazyTensor or kind is EagerTensor:
+                result = handler.expected(op, (other, self) if reflected else (self, other))
+            elif _takes(self, other):
+                if as_given:
+                    result = handler.expected(op, (self, other))
+                if result is None:
+                    made = handler.constant(other, self.dtype)
+                    result = handler.expected(op, (made, self) if reflected else (self, made))
+            if result is not None:
+                return result
         return operator(self, other)
 
     return answered
