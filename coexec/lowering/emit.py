@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
 from coexec.lowering.body import Body
 from coexec.lowering.checks import check
 from coexec.lowering.control_flow import Structures
@@ -77,7 +79,7 @@ class Emitter:
         body = self.body
         final = {k: self.state[k] for k in sorted(self.written)}
         if good is not None:
-            chosen = {k: body.select(good, value, self._old(k)) for k, value in final.items()}
+            chosen = {k: body.select(good, value, self._kept(k)) for k, value in final.items()}
             if not self.outside:  # else what stands in front of a part would wait for what is behind it
                 body.redirect([(final[k], value) for k, value in chosen.items()], good)
             final = chosen
@@ -188,6 +190,19 @@ class Emitter:
             spec = self._spec(k)
             self.read[k] = self.body.make("ReadVariableOp", [self.feeds[k]], spec.enum, spec.shape, dtype=spec.enum)
         return self.read[k]
+
+    def _kept(self, k: int) -> Symbol:
+        """Returns what a variable keeps where a check fails.
+
+        One that was made just now holds nothing yet, of shape [0], to which a scalar would be broadcast. XLA refuses to
+        read it; TensorFlow's own runtime, which reads what parts take, does not.
+        """
+        old, spec = self._old(k), self._spec(k)
+        if not self.outside or spec.shape[-1:] not in ((), (1,)):
+            return old
+        checked = self.body.add("EnsureShape", [old], ("shape", tf.TensorShape(spec.shape)), [spec])[0]
+        self.outside.add(checked.name.partition(":")[0])
+        return checked
 
     def _current(self, k: int) -> Symbol:
         if k not in self.state:

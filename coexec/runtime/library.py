@@ -52,11 +52,16 @@ class LibraryCalls:
         tapes = run.tapes
         if run.recorder is not None or tapes.foreign:
             return function(*args, **kwargs)
+        pattern: Pattern | None = run.cursor.step.pattern
+        if pattern is not None and pattern.function is function and pattern.region.silent:
+            with run.lock:
+                if self._passes(pattern, args, kwargs):
+                    return None
         if args and function.__name__ == "apply_gradients" and hasattr(args[1] if len(args) > 1 else None, "__next__"):
             args = (args[0], list(args[1]), *args[2:])  # a `zip`, most often: it would be used up
             if run.recorder is not None or tapes.foreign:  # since then
                 return function(*args, **kwargs)
-        pattern: Pattern | None = run.cursor.step.pattern
+        pattern = run.cursor.step.pattern
         if pattern is not None and pattern.function is function:
             with run.lock:
                 given = self._given(pattern, args, kwargs)
@@ -194,6 +199,34 @@ class LibraryCalls:
             return None
         region.visits += 1
         return given
+
+    def _passes(self, pattern: Pattern, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Jumps over a call that gives nothing, if this is the one that came last here, which is seen at once."""
+        run, region = self.run, pattern.region
+        cursor, start, end = run.cursor, region.start, region.end
+        if region.confirmed < 2 or region.uses >= region.run_again or pattern.taped is tape_is_empty():
+            return False
+        if pattern.around is not None or run.recorder is not None or run.flight is not None or run.forced >= 0:
+            return False
+        if run.options.validating or cursor.step is not start or len(run.values) != start.end or end.pause:
+            return False
+        if region.first is None or region.first.checked or len(cursor.seeds) > start.draws:
+            return False
+        if answering_handler() is None:
+            return False
+        feeds = pattern.is_given(args, kwargs, cursor)
+        if feeds is None:
+            return False
+        region.visits += 1
+        region.uses += 1
+        if feeds:
+            cursor.externals += feeds
+        run.values += [None] * (end.end - start.end)
+        cursor.step = end
+        run.regions += 1
+        run.jumped += end.depth - start.depth
+        run.segments.has_regions = True
+        return True
 
     def _note(self, region: Region, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Lets the next call at this place be compared with this one directly."""

@@ -20,6 +20,9 @@ from tracer.private import EagerTensor
 PENDING, CONSTANT, FEED, NEW, EQUAL, IDENTICAL, SEQUENCE = range(7)
 
 
+_NOTHING: list[Any] = []
+
+
 class Given:
     """The tensors among the arguments of one call, by their numbers, as `Arguments` of the same call has them."""
 
@@ -73,6 +76,51 @@ class Pattern:
             return None
         found = Given(cursor)
         return found if self._fit(self._wants, values, found, cursor) else None
+
+    def is_given(self, args: tuple[Any, ...], kwargs: dict[str, Any], cursor: Cursor) -> list[Any] | None:
+        """Returns what a region that gives nothing takes from outside, if these are its arguments.
+
+        It says what `given` says, of no more than tensors one by one, numbers and words: an assertion's, most often,
+        of which a step may have many. None where that takes more.
+        """
+        values = (*args, *kwargs.values()) if kwargs else args
+        if len(values) != len(self._wants) or ((kwargs or self._names) and tuple(kwargs) != self._names):
+            return None
+        region, base, new = self.region, cursor.base, -1
+        constants: list[Any] = []
+        for (what, known, number), value in zip(self._wants, values, strict=True):
+            if what == EQUAL:
+                if value is not known and (type(value) is not type(known) or freeze(value) != number):
+                    return None
+            elif what == PENDING:
+                if type(value) is not LazyTensor or value._key - base != known or value._value is not None:
+                    return None
+                if value._out.const is not None:
+                    return None
+            elif what == CONSTANT:
+                if type(value) is not LazyTensor or value._value is not None:
+                    return None
+                out = value._out
+                if out.const is None or out.spec is not known or any(value is other for other in constants):
+                    return None
+                if number in region.wanted and out.const != region.wanted[number]:
+                    return None
+                constants.append(value)
+            elif what == FEED and type(value) is EagerTensor and number not in region.wanted:
+                if known >= len(cursor.externals) or cursor.externals[known] is not value:
+                    return None
+            elif what == NEW and new < 0 and type(value) is EagerTensor and number not in region.wanted:
+                if (value._datatype_enum(), value._shape_tuple()) != known:
+                    return None
+                new, tensor = number, value
+            else:
+                return None
+        if new < 0:
+            return None if region.feeds else _NOTHING
+        for external in cursor.externals:
+            if external is tensor:
+                return None
+        return [tensor] if region.feeds == [("argument", new)] else None
 
     def _fit(self, wants: list[Any], values: Any, found: Given, cursor: Cursor) -> bool:
         for want, value in zip(wants, values, strict=True):

@@ -77,6 +77,8 @@ class Region(Watcher):
         self.build: Any = None  # what makes it of its tensors, where that is simple
         self.made: list[tuple[int, Output]] = []  # these, without those that were given
         self.gives_nothing = False  # as an assertion
+        self.silent = False  # nothing else comes of it, either, but operations
+        self.wanted: dict[int, Const] = {}  # the arguments that `read` and `taken` name
         self.recorded: list[Step] = []  # what tapes record
         self.accessed: list[Any] = []  # the variables that tapes hear of
         self.gradients: weakref.WeakSet[Region] = weakref.WeakSet()  # whose keys name this region
@@ -91,6 +93,9 @@ class Region(Watcher):
         for name, value in parts.items():
             setattr(self, name, value)
         self.gives_nothing = self.result[0] == "object" and self.result[1] is None
+        more = self.recorded or self.handles or self.pins or self.seeds[0] or self.context or self.notes
+        self.silent = self.gives_nothing and not more and self.premises is None
+        self.wanted = dict([*self.read, *self.taken])
         self.confirmed = self.confirmed + 1 if same else 1
         self.version += not same
         self.build, self.made = builder_of(self.result, self.outputs)

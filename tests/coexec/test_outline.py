@@ -351,3 +351,23 @@ def test_parts_are_released(made):
     fn.clear()
     gc.collect()
     assert not any(context.has_function(name) for name in names)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 1), (3,)])
+def test_a_variable_made_in_front_of_a_part_has_its_value(shape, made):
+    """It holds nothing as the launch reads what it would keep, which a scalar would be broadcast to."""
+
+    def step(x, i):
+        variable = tf.Variable(tf.fill(shape, 0.1))
+        checked = grown(tf.gather(x, i))  # may fail, which keeps the variable from being written
+        return variable, grown(tf.linalg.cholesky(positive(checked)))
+
+    fn = coexec.function(step, jit_compile=True)
+    x = inputs(1)[0][0]
+    for i in ([0, 1, 2, 3], [3, 2, 1, 0], [0, 0, 1, 1], [1, 1, 0, 0], [2, 3, 2, 3]):
+        variable, result = fn(x, tf.constant(i))
+        expected, known = step(x, tf.constant(i))
+        assert variable.numpy().tolist() == expected.numpy().tolist()
+        np.testing.assert_allclose(result.numpy(), known.numpy(), rtol=1e-5, atol=1e-6)
+    assert any(executable.parts for executable in made)
+    assert fn.stats().launches >= 3

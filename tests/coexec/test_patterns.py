@@ -242,3 +242,70 @@ def test_masks():
     x = tf.constant([[1, 2, 0, 0], [3, 0, 0, 0]])
     for first in (0, 1):
         run_both(make, [(x, n // 4 % 2 == first) for n in range(40)])
+
+
+FIRST, SECOND, LOW = tf.constant([1.0, 2.0, 3.0]), tf.constant([9.0, 7.5, 9.0]), tf.constant([0.5, 0.5, 0.5])
+SHAPES = SECOND, tf.constant([9.0]), tf.constant(9.0), tf.constant([[0.5], [9.0]])
+DOUBLE, VARIABLE = tf.constant([9.0, 9.0, 9.0], tf.float64), tf.Variable([9.0, 9.0, 3.0])
+WHOLES = [tf.constant([1, 2]), tf.constant([1, 2]), tf.constant([1, 7])]
+
+
+def twice(x, n):
+    """One constant, which the assertion of equality sees, or two."""
+    one, other = tf.constant(3.0), tf.constant(3.0)
+    return one, (other, one)[n // 2 % 2]
+
+
+def known(x, n):
+    """Tensors from outside that the segment has taken before."""
+    tf.identity_n([FIRST, SECOND, LOW])
+    return FIRST, (SECOND, LOW)[n // 2 % 2]
+
+
+# What is compared, in call `n`; some of it does not hold.
+ASSERTED = {
+    "constants": lambda x, n: (x, [tf.constant(most) for most in (9.0, 10.0, 1.5)][n % 3]),
+    "one constant, or two": twice,
+    "known": known,
+    "new": lambda x, n: (x, (SECOND, LOW)[n // 2 % 2]),
+    "new, once or twice": lambda x, n: ((FIRST, SECOND)[n // 2 % 2], SECOND),
+    "whole numbers": lambda x, n: (WHOLES[n // 2 % 3], WHOLES[n // 3 % 3]),
+    "shapes": lambda x, n: (x, SHAPES[n // 2 % 4]),
+    "dtypes": lambda x, n: (x, (SECOND, DOUBLE)[n // 4 % 2]),
+    "a tensor, or one before it": lambda x, n: (lambda y, z: ((y, z)[n // 2 % 2], y + 0.5))(x * 2.0, x * 3.0),
+    "a number, or a tensor of it": lambda x, n: (x, (4.5, SHAPES[2], tf.constant(4.5))[n // 2 % 3]),
+    "read before": lambda x, n: (lambda y: (y, SECOND + float(y[0] if n // 2 % 2 else 1.0)))(x * 1.0),
+    "a variable": lambda x, n: (x, (SECOND, VARIABLE)[n // 2 % 2]),
+}
+
+
+@pytest.mark.parametrize("name", ASSERTED)
+def test_assertions_are_passed_over_where_they_say_the_same(name, monkeypatch):
+    """Arguments that are others, or other objects, are seen; those of the call before take no more than a look."""
+    passed, original = [], LibraryCalls._passes
+    monkeypatch.setattr(LibraryCalls, "_passes", lambda *given: passed.append(original(*given)) or passed[-1])
+
+    def make(decorate):
+        @decorate
+        def step(x, n):
+            x = x + 0.0
+            one, other = ASSERTED[name](x, n)
+            tf.debugging.assert_less_equal(one, other, "words")
+            tf.debugging.assert_equal(one, one, "words", summarize=1 + n // 12)
+            tf.debugging.assert_greater(other, tf.cast(0, getattr(other, "dtype", tf.float32)))
+            return x * 2.0
+
+        return step
+
+    plain, step = make(unchanged), make(coexec.function)
+    for number in range(-20, 24):  # known, and looked at again, by 0
+        x = tf.constant([1.0, 2.0, 11.0 if number > 0 and number % 8 == 0 else 4.0])
+        results = []
+        for run in (plain, step):
+            try:
+                results.append(snapshot(run(x, max(number, 0))))
+            except (tf.errors.OpError, TypeError, ValueError) as error:
+                results.append(snapshot(error.with_traceback(None)))
+        assert_same(*results, path=f"call {number}: ")
+    assert any(passed)
+    assert step.stats().followed > 20

@@ -75,7 +75,8 @@ class Tally:
     def __str__(self) -> str:
         seconds = time.monotonic() - self.began
         return (
-            f"{self.done} of {self.options.programs} programs from seed {self.options.seed}, {len(self.failed)} fail; "
+            f"{self.done} of {self.options.programs} programs from seed {self.options.seed}, {len(self.failed)} fail, "
+            f"{self.counts.get('unsteady', 0)} runs differ eagerly, too; "
             f"{self.counts.get('followed', 0)} of {self.counts.get('calls', 0)} calls followed, "
             f"{self.counts.get('launches', 0)} launches; {seconds:.0f} s"
         )
@@ -91,7 +92,7 @@ def work(options: argparse.Namespace, tally: Tally, seed: int) -> None:
         process = subprocess.Popen(
             command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
-        deadline = time.monotonic() + PATIENCE * (last - seed)
+        deadline = time.monotonic() + PATIENCE * max(last - seed, 5)  # made small, one takes as long as many
         killer = ThreadPoolExecutor(1)
         waiting = killer.submit(lambda p=process, d=deadline: _kill_after(p, d))
         at = seed

@@ -24,6 +24,8 @@ BACKENDS = {"graph": False, "xla": True}
 # A branch of the other kind differs by more, rounding under XLA by less.
 TOLERANCE = {"rtol": 2e-4, "atol": 2e-5}
 
+DEEPER = 20  # frames: what follows a call may take more than what makes it
+
 
 @dataclasses.dataclass
 class Call:
@@ -89,11 +91,16 @@ def compare(program: Program, expected: list[Call], found: list[Call]) -> None:
             assert_same(part, theirs, **TOLERANCE, path=f"call {number}: {name}")
 
 
+class Unsteady(Exception):
+    """The program does not repeat itself eagerly, either: how deep it may call itself depends on who calls it."""
+
+
 @dataclasses.dataclass
 class Counts:
     """How programs ran, so that none passes for want of being followed."""
 
     programs: int = 0
+    unsteady: int = 0
     calls: int = 0
     followed: int = 0
     launches: int = 0
@@ -108,8 +115,22 @@ class Counts:
         self.raised += sum(getattr(c.outcome, "kind", "").endswith(("Error", "Planned")) for c in calls)
 
 
+def deeper(levels: int, function: Callable) -> Any:
+    """Calls a function with so many more frames below it."""
+    return deeper(levels - 1, function) if levels else function()
+
+
+def repeat(program: Program, expected: list[Call]) -> None:
+    """Raises `Unsteady` if a program does something else when it runs eagerly once more, with less room for frames."""
+    again, _ = deeper(DEEPER, lambda: run(program, unchanged, {}))
+    try:
+        compare(program, expected, again)
+    except AssertionError as error:
+        raise Unsteady(f"eagerly, again: {error}\n\n{program.source}\nin {program.inputs}") from None
+
+
 def check(program: Program, backends: tuple[str, ...] = tuple(BACKENDS), counts: Counts | None = None) -> None:
-    """Fails if a program does something else than eagerly in one of the backends."""
+    """Fails if a program does something else than eagerly in one of the backends, and always the same eagerly."""
     with testing.always_follow(), testing.compile_everything(), testing.trust_compiled():
         expected, _ = run(program, unchanged, {})
         for backend in backends:
@@ -119,6 +140,7 @@ def check(program: Program, backends: tuple[str, ...] = tuple(BACKENDS), counts:
                 compare(program, expected, found)
                 assert intercept.current_handler() is None, "a handler is left"
             except AssertionError as error:
+                repeat(program, expected)
                 raise AssertionError(f"{backend}: {error}\n\n{program.source}\nin {program.inputs}") from None
             if counts is not None:
                 counts.add(step, found)
@@ -130,6 +152,10 @@ def fails(program: Program, backend: str, counts: Counts | None = None) -> str |
         check(program, (backend,), counts)
     except AssertionError as error:
         return str(error)
+    except Unsteady:
+        if counts is not None:
+            counts.unsteady += 1
+        return None
     except SyntaxError:
         return None
     except Exception as error:

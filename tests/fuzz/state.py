@@ -131,7 +131,8 @@ class State:
         return tf.nn.embedding_lookup(self.v, indices)
 
     def root(self, x):
-        x = tf.where(tf.math.is_finite(x), x, 1.0)  # of NaN and infinity, the kernel gives what memory holds
+        # Of NaN, infinity and what has no root, the kernel gives what memory holds.
+        x = tf.where(tf.math.is_finite(x) & (x > 0.1371), x, 1.0)
         return tf.linalg.cholesky(tf.linalg.diag(x))[0]
 
     def first(self, x, i):

@@ -29,6 +29,17 @@ FOUND = {
         """,
         [0, 0, 2, 0, 1, 0, 0, 2],
     ),
+    # A new variable's scalar was broadcast to what it held before, which is nothing: XLA took parts of the segment.
+    "a scalar variable before an operation that XLA does not take": (
+        """
+        S.variables["rate"] = tf.Variable(0.1)
+        b = tf.linalg.inv(tf.linalg.diag(tf.cast(i % 5 + 1, tf.float32)))[0]
+        items = [b, b]; items.append(a); c = tf.stack(items)[tf.reduce_sum(i) % 3]
+        b = tf.gather(a, j % 4) + tf.tanh(c) * tf.sin(b) - tf.reduce_sum(c * b)
+        return b, float(c[0])
+        """,
+        [0, 0, 2, 0, 1, 0, 1, 0],
+    ),
     "a failure that NumPy reads at": (
         """
         S.v.assign_add(a)

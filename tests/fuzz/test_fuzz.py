@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.differential import check
+from tests.fuzz.differential import Counts, Unsteady, check, fails
 from tests.fuzz.programs import Maker, Program, Statement, smaller
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +55,21 @@ def test_a_program_that_is_wrong_is_found():
     program = Program({"step": [Statement([(text, None)])]}, [0] * 4)
     with pytest.raises(AssertionError, match="call 0: result"):
         check(program, ("graph",))
+
+
+def test_a_program_that_eager_does_not_repeat_is_none():
+    """How deep Python's recursion goes depends on what is below: that is told apart from a failure, and counted."""
+    text = "S.log.append(call)\na = helper(a, i, call)[0]"
+    again = "S.count += 1\na = helper(a, i, call)[0]"
+    caught = "S.log.append(type(error).__name__)"
+    tried = Statement([("try:", [Statement([(text, None)])]), ("except RecursionError as error:", [
+        Statement([(caught, None)])])])  # fmt: skip
+    program = Program({"helper": [Statement([(again, None)])], "step": [tried]}, [0] * 3)
+    with pytest.raises(Unsteady):
+        check(program, ("graph",))
+    counts = Counts()
+    assert fails(program, "graph", counts) is None
+    assert counts.unsteady == 1
 
 
 def test_blocks_get_smaller():

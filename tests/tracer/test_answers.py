@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.ops import gen_math_ops
 
 import coexec
 from coexec import testing
@@ -174,6 +175,29 @@ def test_comparisons_with_numbers_that_change(x):
 
     numbers = [1.0, 1.0, 2.0, 2, 0.0, -0.0, 0, 1 << 40, 1e300, float("inf"), float("nan"), True, -3, 3.0]
     run_both(make, [(x, number) for number in [*numbers, np.float32(3), "1", None] * 2])
+
+
+OPERATED = {
+    "times": lambda x: x * 2,
+    "times a float": lambda x: x * 2.5,
+    "less": lambda x: x - 1,
+    "less a float": lambda x: x - 0.5,
+    "plus": lambda x: x + 3,
+    "parts": lambda x: x / 4.0,
+    "numbers before": lambda x: 2 * x + (3 - x),
+    "comparisons": lambda x: [x < 2, x <= 1, x > 0.5, x >= -2],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPERATED)
+def test_operators_beside_numbers_are_answered(name):
+    """TensorFlow takes some numbers as they are, and makes tensors of others; known, neither runs its Python."""
+    ops = "add_v2", "sub", "mul", "real_div", "less", "less_equal", "greater", "greater_equal"
+    codes = {inspect.unwrap(getattr(gen_math_ops, op)).__code__ for op in ops}
+    step = run_both(repeated(OPERATED[name]), [(X,), (X,), (X * 2.0,), (X,)])
+    assert (step.stats().recorded, step.stats().followed, step.stats().diverged) == (1, 3, 0)
+    assert not calls_of(codes, lambda: step(X))
+    assert calls_of(codes, lambda: coexec.imperative()(step)(X))
 
 
 @pytest.mark.parametrize("name", LEFT)
