@@ -29,7 +29,7 @@ def derive(node: Node, parts: tuple[Any, ...], outside: dict[Any, Spec]) -> Vari
     changed are fed from now on, if no shape depends on them. Where the outputs' shapes depend on values that are still
     to come, the node becomes one that runs on its own (`node.host`).
     """
-    changed = {path for path in outside if _has_changed(node, path, _at(parts, path))}
+    changed = {path for path in outside if path not in node.shaping and _has_changed(node, path, _at(parts, path))}
     if changed:
         general = _generalised(parts, changed, outside)
         variant = node.variants.get(general) or inferred_variant(node, general)

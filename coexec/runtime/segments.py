@@ -26,6 +26,7 @@ from coexec.runtime.pending import Pending
 from coexec.runtime.replay import replay
 from coexec.runtime.structures import Functions
 from coexec.runtime.tiers import Compiled
+from coexec.runtime.twins import Twins
 from coexec.runtime.validation import CHECKED, Declined, reason_of, validate
 from tracer.graph import Step
 from tracer.intercept import handling
@@ -92,6 +93,7 @@ class Segments:
         self.functions = Functions(ledger, options.control_flow)
         self.has_regions = False  # whether some library call has been jumped over
         self.told: set[Any] = set()  # what the ledger has been told of library calls
+        self.twins = Twins()
         self._on_cpu = not tf.config.list_physical_devices("GPU")
         self._clock = itertools.count()
         self._generation = 0  # of all that is compiled
@@ -210,7 +212,7 @@ class Segments:
         return True
 
     def _is_new(self, executable: Executable, options: Options) -> bool:
-        """Whether an executable has never been compared with its operations, and is to be before it is trusted."""
+        """Whether an executable was never compared with its operations, and is to be."""
         return validates_new and not (executable.trusted or options.trusting) and executable.size <= MAX_SIZE
 
     def found(self, text: str, place: str, options: Options) -> None:
@@ -275,7 +277,7 @@ class Segments:
         plan = self._plan(compiled, last, backend)
         if plan is None:
             return None
-        executable = self._shared(plan, backend)
+        executable = self._executables.get((backend, plan.content))
         if executable is None:
             executable = self._new(plan, backend, last.place)
             if executable is not None:
@@ -295,9 +297,6 @@ class Segments:
             self.ledger.cause(Kind.XLA, refusal, place)
             return None
         return plan
-
-    def _shared(self, plan: Plan, backend: str) -> Executable | None:
-        return self._executables.get((backend, plan.content))
 
     def _new(self, plan: Plan, backend: str, place: str) -> Executable | None:
         try:
@@ -347,7 +346,7 @@ class Segments:
                 text = "it is too large to be compiled beside the program; jit_compile=True has it compiled at once"
                 self.ledger.cause(Kind.XLA, text, last.place)
                 return
-            shared = self._shared(plan, "xla")
+            shared = self._executables.get(("xla", plan.content))
             if shared is not None:
                 compiled.compete(shared, self._on_cpu)
                 return
@@ -367,7 +366,7 @@ class Segments:
                 if not compiled.is_worth_xla(thresholds.price, plan.live):
                     compiled.asked = False  # later
                     return
-            executable = self._shared(plan, "xla") or self._new(plan, "xla", place)
+            executable = self._executables.get(("xla", plan.content)) or self._new(plan, "xla", place)
             if executable is None:
                 return
             if executable.launches == 0:
@@ -394,6 +393,7 @@ class Segments:
         with self._lock:
             self._generation += 1
             self.decisions.clear()
+            self.twins = Twins()
             for compiled in self._all:
                 compiled.widen()
             self._all.clear()
