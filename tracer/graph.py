@@ -195,6 +195,10 @@ class Step:
             return None
         return [tensors[t] if isinstance(t, int) else [tensors[n] for n in t] for t in template]
 
+    def given(self) -> set[int]:
+        """Returns the numbers of the segment's tensors up to this step that are not known from shapes alone."""
+        return {s.first + n for s in self.chain() for n, out in enumerate(s.outputs) if out.const is None}
+
     def chain(self) -> list[Step]:
         """Returns the steps of the segment up to this one, in order."""
         steps = []

@@ -112,7 +112,7 @@ class _Wiring:
 
     def name(self, slot: int) -> Any:
         """Returns the name of what is at a slot."""
-        if slot == CONST or slot == LIST:
+        if slot in (CONST, LIST):
             return slot
         if slot >= self._first:
             return "inside", slot - self._first
