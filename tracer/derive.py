@@ -18,8 +18,8 @@ from tracer.op import Const, signature_of
 from tracer.rebuild import infer_outputs
 from tracer.spec import Spec, spec_of
 
-# A node whose constants have had this many values runs on its own from then on.
-MAX_VALUES = 32
+# A node whose constants have had this many values runs on its own from then on: as many sizes as a function may have.
+MAX_VALUES = 256
 
 
 def derive(node: Node, parts: tuple[Any, ...], outside: dict[Any, Spec]) -> Variant | None:
