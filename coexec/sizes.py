@@ -11,7 +11,7 @@ import numpy as np
 from tracer.lazy import LazyTensor
 from tracer.private import EagerTensor
 
-# All calls are followed until the arguments have come in so many combinations of sizes. A new one costs four to six
+# All calls are followed until the arguments have come in so many combinations of sizes. A new one costs five to ten
 # plain calls, most of them in its first call: Keras' Python is watched, shapes are inferred, operations wired anew.
 few: float = 8
 
