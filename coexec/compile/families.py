@@ -39,8 +39,7 @@ Make = Callable[[dict[Any, int] | None], Executable | None]
 class Sized(Executable):
     """A graph that several sizes share, as it is launched at one of them."""
 
-    def __init__(self, family: Family, shared: Executable, plan: Plan, more: list[Any]) -> None:
-        self.family = family
+    def __init__(self, shared: Executable, plan: Plan, more: list[Any]) -> None:
         self.backend = "graph"
         self.feeds, self.size = plan.feeds, plan.size
         self.outputs, self.given = shared.outputs, shared.given  # more than are wanted, perhaps
@@ -49,10 +48,10 @@ class Sized(Executable):
         self.checked = self.loaded = self.trusted = False
         self.parts, self.varying = [], []
         self.launches = 0
-        self._shared, self._more = shared, more
+        self.shared, self._more = shared, more
 
     def _execute(self, feeds: list[Any], into: list[Any]) -> None:
-        self._shared._execute([*feeds, *self._more], into)
+        self.shared._execute([*feeds, *self._more], into)
 
 
 class Families:
@@ -78,10 +77,17 @@ class Families:
             return known
         given = family.arguments(constants)
         made = make(given)
-        if made is None or given is None:
-            return made
+        if made is None:
+            return None
         self.shares = True
-        return family.add(made, plan, constants, given)
+        return family.add(made, plan, constants, given or {})
+
+    def give_up(self, executable: Executable) -> None:
+        """Shares a graph no more that was found to be wrong at some size, nor others of its family."""
+        shared = executable.shared if isinstance(executable, Sized) else executable
+        for family in self._known.values():
+            if family.has(shared):
+                family.give_up()
 
 
 class Family:
@@ -89,23 +95,32 @@ class Family:
 
     def __init__(self) -> None:
         self._members: list[tuple[Any, ...]] = []  # the constants of those that graphs were made for
-        self._graphs: list[tuple[weakref.ref[Executable], list[int | None], list[tuple[int, int]]]] = []
+        self._graphs: list[tuple[weakref.ref[Executable], list[int | None], tuple[Const, ...]]] = []
+        self._sized: weakref.WeakValueDictionary[Any, Executable] = weakref.WeakValueDictionary()  # by size
         self._given_up = False
 
     def give_up(self) -> None:
-        """Shares nothing any more: a graph was found to be wrong at some size."""
+        """Shares nothing any more."""
         self._given_up = True
         self._graphs.clear()
+        self._sized.clear()
 
-    def shared(self, plan: Plan, constants: list[Constant]) -> Sized | None:
+    def has(self, graph: Executable) -> bool:
+        """Returns whether this is one of its graphs."""
+        return any(reference() is graph for reference, _, _ in self._graphs)
+
+    def shared(self, plan: Plan, constants: list[Constant]) -> Executable | None:
         """Returns a known graph as this segment launches it; None if there is none."""
         values = tuple(constant.const for constant in constants)
-        for reference, numbers, arguments in reversed(self._graphs):
+        known = self._sized.get((plan.feeds, values))
+        if known is not None and known.given.issuperset(plan.outputs):
+            return known
+        for reference, numbers, fixed in reversed(self._graphs):
             graph = reference()
             if graph is None or not graph.given.issuperset(plan.outputs):
                 continue
-            if _admits(numbers, self._members[0], values):
-                return self._sized(graph, plan, values, numbers, arguments)
+            if _admits(numbers, fixed, values):
+                return self._at_size(graph, plan, values, numbers, graph.varying)
         return None
 
     def arguments(self, constants: list[Constant]) -> dict[Any, int] | None:
@@ -133,24 +148,32 @@ class Family:
                 found[constant.step, constant.path] = numbers.setdefault(tuple(known), len(numbers))
         return found
 
-    def add(self, graph: Executable, plan: Plan, constants: list[Constant], given: dict[Any, int]) -> Sized:
+    def add(self, graph: Executable, plan: Plan, constants: list[Constant], given: dict[Any, int]) -> Executable:
         """Notes a graph with these constants as arguments, and returns it as this segment launches it."""
+        if self._given_up:
+            return graph
+        values = tuple(constant.const for constant in constants)
         numbers = [given.get((constant.step, constant.path)) for constant in constants]
-        self._graphs.append((weakref.ref(graph), numbers, graph.varying))
-        return self._sized(graph, plan, self._members[-1], numbers, graph.varying)
+        self._graphs.append((weakref.ref(graph), numbers, values))
+        if graph.varying:
+            return self._at_size(graph, plan, values, numbers, graph.varying)
+        self._sized[plan.feeds, values] = graph
+        return graph
 
-    def _sized(
+    def _at_size(
         self, graph: Executable, plan: Plan, values: tuple[Const, ...], numbers: list[int | None],
         arguments: list[tuple[int, int]],
-    ) -> Sized:  # fmt: skip
+    ) -> Executable:  # fmt: skip
         known = {number: const for number, const in zip(numbers, values, strict=True) if number is not None}
-        return Sized(self, graph, plan, [_tensor(known[number].value, enum) for number, enum in arguments])
+        sized = Sized(graph, plan, [_tensor(known[number].value, enum) for number, enum in arguments])
+        self._sized[plan.feeds, values] = sized
+        return sized
 
 
-def _admits(numbers: list[int | None], first: tuple[Any, ...], values: tuple[Any, ...]) -> bool:
+def _admits(numbers: list[int | None], fixed: tuple[Const, ...], values: tuple[Any, ...]) -> bool:
     """Whether a graph is right for these constants: those that are no arguments are its own, others may be any."""
     given: dict[int, Const] = {}
-    for number, known, const in zip(numbers, first, values, strict=True):
+    for number, known, const in zip(numbers, fixed, values, strict=True):
         if number is None:
             if const is not known and const != known:
                 return False

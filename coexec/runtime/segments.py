@@ -14,7 +14,7 @@ import tensorflow as tf
 from coexec import process
 from coexec.compile.background import background
 from coexec.compile.executable import Executable
-from coexec.compile.families import Families, Sized
+from coexec.compile.families import Families
 from coexec.events import Kind, Ledger
 from coexec.lowering.fold import left_by_loops
 from coexec.lowering.outline import LEAST
@@ -191,8 +191,7 @@ class Segments:
         executable.trusted = True
         if difference is not None:
             with self._lock:
-                if isinstance(executable, Sized):
-                    executable.family.give_up()
+                self._families.give_up(executable)
                 for key in [key for key, known in self._executables.items() if known is executable]:
                     del self._executables[key]
                 for user in [compiled, *(c for c in self._all if c is not compiled)]:

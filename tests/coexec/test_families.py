@@ -173,8 +173,8 @@ def test_each_size_is_compared_before_it_is_trusted(monkeypatch):
     assert validated >= 3, step.explain()
     init = Sized.__init__
 
-    def wrong(self, family, shared, plan, more):
-        init(self, family, shared, plan, [tensor + 1 for tensor in more])
+    def wrong(self, shared, plan, more):
+        init(self, shared, plan, [tensor + 1 for tensor in more])
 
     monkeypatch.setattr(Sized, "__init__", wrong)
     for _ in range(4):
@@ -239,7 +239,7 @@ def test_clear_releases_what_sizes_share():
         for _ in range(3):
             step(floats(n, 4), floats(n, 4))
     shared = [
-        weakref.ref(compiled.executable._shared)
+        weakref.ref(compiled.executable.shared)
         for compiled in step._controller.segments._all
         if isinstance(compiled.executable, Sized)
     ]
