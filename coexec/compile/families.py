@@ -78,6 +78,7 @@ class Families:
         given = family.arguments(constants)
         made = make(given)
         if made is None:
+            family.give_up()
             return None
         self.shares = True
         return family.add(made, plan, constants, given or {})
@@ -154,7 +155,9 @@ class Family:
             return graph
         values = tuple(constant.const for constant in constants)
         numbers = [given.get((constant.step, constant.path)) for constant in constants]
-        self._graphs.append((weakref.ref(graph), numbers, values))
+        self._graphs = [known for known in self._graphs if known[0]() is not None]
+        if len(self._graphs) < MAX_SHARED:
+            self._graphs.append((weakref.ref(graph), numbers, values))
         if graph.varying:
             return self._at_size(graph, plan, values, numbers, graph.varying)
         self._sized[plan.feeds, values] = graph
