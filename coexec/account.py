@@ -101,5 +101,10 @@ class Account:
             self.pause = self.paused = min(max(MIN_PAUSE, 2 * self.pause, share), MAX_PAUSE)
             return True
 
+    def affords(self) -> bool:
+        """Returns whether following has saved enough to find out about other sizes; False while nothing is timed."""
+        with self._lock:
+            return len(self._plain) > 1 and self._balance > ALLOWANCE * self._per_call
+
     def _most(self) -> float:
         return 2 * ALLOWANCE * self._per_call

@@ -21,7 +21,7 @@ from coexec.runtime.pauses import Pauses, is_timed, note
 from coexec.runtime.results import hand_out
 from coexec.runtime.segments import Segments
 from coexec.runtime.watch import Watch
-from coexec.sizes import Sizes
+from coexec.sizes import Sizes, Verdict
 from tracer import intercept, library
 from tracer.graph import Step, TraceGraph
 from tracer.location import mark_entry
@@ -35,6 +35,9 @@ LARGE = 16
 
 # Nodes and steps of one function; a function that never stops growing starts anew.
 MAX_SIZE = 50_000
+
+# With more, no path is added for other sizes of the arguments: those that are known stay fast.
+ROOM = 40_000
 
 
 class Controller:
@@ -79,20 +82,22 @@ class Controller:
         if mode.imperative or process.forked or tf.config.functions_run_eagerly():
             self.ledger.count("imperative")
             return self.function(*args, **kwargs)
-        options, settled = self.options, False
+        options, settled, invests = self.options, False, False
         if mode is not modes.NONE:
             options, settled = self._options_under(mode), mode.settled
         if not (mode.strict or mode.validate_every):
             if not self.account.follows():
                 return self._run_plainly(args, kwargs)
-            if not self.sizes.follows(args, kwargs):
+            verdict = self.sizes.judge(args, kwargs, self.account.affords, self.graph.size() < ROOM)
+            if not verdict:
                 text = "its arguments come in ever other sizes: calls run plainly until one has come often"
                 self.ledger.cause(Kind.BACKOFF, text, self.name, "coexec.dynamic pads arguments to few sizes")
                 return self._run_plainly(args, kwargs)
+            invests = verdict is Verdict.INVEST
         intercept.hold()
         try:
             if len(self.graph.nodes) > 1 or self.graph.exits:
-                return self._follow(args, kwargs, options, settled)
+                return self._follow(args, kwargs, options, settled, invests)
             if settled:
                 raise Divergence(f"nothing is known of {self.name}: its first call would be recorded")
             return self._record(args, kwargs)
@@ -141,7 +146,9 @@ class Controller:
             self.ledger.count("recorded")
             self._learn(trace)
 
-    def _follow(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options, settled: bool) -> Any:
+    def _follow(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options, settled: bool, invests: bool
+    ) -> Any:
         following = Following(self.graph, self.segments, self.ledger, options)
         following.before, self._under_way = self._under_way, None
         finished = False
@@ -172,7 +179,7 @@ class Controller:
                     known = finished and pauses is None and not following.cursor.adopted and following.recorder is None
                     known &= (compiles, validated) == (self.ledger.counts["compiles"], self.ledger.counts["validated"])
                     self.segments.decisions.contests.took(following.trial, seconds if known else None)
-                if following.trial is None or following.trial.on_device:
+                if not invests and (following.trial is None or following.trial.on_device):
                     self._consider(following, seconds)
 
     def _leave(self, following: Following, finished: bool) -> None:

@@ -299,7 +299,10 @@ class Cursor:
         except (Unsupported, TypeError, ValueError, OverflowError) as error:
             return self._mismatch("unsupported input", location, "a tensor or a number", str(error))
         if node.host is not None:
-            return self._move(Step(here, op, node, None, (), {}, {}, ()), node)
+            step = Step(here, op, node, None, (), {}, {}, ())
+            if wiring.keep_shaping(here):  # from the next call on; here it runs on its own
+                node.host = None
+            return self._move(step, node)
         if variant is None:
             known = "; ".join(str(v.key) for v in list(node.variants.values())[-3:])
             return self._mismatch("new shapes", location, known, str(parts))

@@ -18,8 +18,8 @@ from tracer.op import Const, signature_of
 from tracer.rebuild import infer_outputs
 from tracer.spec import Spec, spec_of
 
-# A node whose constants have had this many values runs on its own from then on.
-MAX_VALUES = 32
+# A node whose constants have had this many values runs on its own from then on: as many sizes as a function may have.
+MAX_VALUES = 256
 
 
 def derive(node: Node, parts: tuple[Any, ...], outside: dict[Any, Spec]) -> Variant | None:
@@ -29,7 +29,7 @@ def derive(node: Node, parts: tuple[Any, ...], outside: dict[Any, Spec]) -> Vari
     changed are fed from now on, if no shape depends on them. Where the outputs' shapes depend on values that are still
     to come, the node becomes one that runs on its own (`node.host`).
     """
-    changed = {path for path in outside if _has_changed(node, path, _at(parts, path))}
+    changed = {path for path in outside if path not in node.shaping and _has_changed(node, path, _at(parts, path))}
     if changed:
         general = _generalised(parts, changed, outside)
         variant = node.variants.get(general) or inferred_variant(node, general)

@@ -53,7 +53,7 @@ class Node:
 
     __slots__ = (
         "after", "attrs", "constants", "entry", "fed", "guarded", "head", "host", "inputs", "location", "name",
-        "number", "op", "predecessors", "successors", "variants",
+        "number", "op", "predecessors", "shaping", "successors", "variants",
     )  # fmt: skip
 
     def __init__(self, number: int, op: str, entry: str, attrs: tuple[Any, ...], location: Location) -> None:
@@ -70,6 +70,7 @@ class Node:
         self.predecessors: dict[int, Node] = {}
         self.inputs: list[set[str]] = []  # where each input has come from, for people
         self.fed: set[Any] = set()  # constants that have changed and are fed since
+        self.shaping: set[Any] = set()  # those that were fed, until a shape behind the node was found to depend on them
         self.constants: dict[Any, Const] = {}  # the first of those that may be fed, by input, or by input and item
         self.after: Step | None = None
         self.head: Node = self  # of the nodes of all iterations of this operation at this place, the first
@@ -194,6 +195,10 @@ class Step:
             return None
         return [tensors[t] if isinstance(t, int) else [tensors[n] for n in t] for t in template]
 
+    def given(self) -> set[int]:
+        """Returns the numbers of the segment's tensors up to this step that are not known from shapes alone."""
+        return {s.first + n for s in self.chain() for n, out in enumerate(s.outputs) if out.const is None}
+
     def chain(self) -> list[Step]:
         """Returns the steps of the segment up to this one, in order."""
         steps = []
@@ -287,7 +292,8 @@ class TraceGraph:
             return None
         node = self.add(op, entry, attrs, location)
         node.name, node.guarded, node.host = known.name, known.guarded, node.host or known.host
-        node.inputs, node.fed = [set(sources) for sources in known.inputs], set(known.fed)
+        node.inputs = [set(sources) for sources in known.inputs]
+        node.fed, node.shaping = set(known.fed), set(known.shaping)
         for key, variant in known.variants.items():
             outputs = tuple(Output(o.spec, o.const, node) for o in variant.outputs)
             node.variants[key] = Variant(key, outputs, variant.template)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from tracer.block import STRUCTURES
-from tracer.graph import CONST, LIST, Node
+from tracer.graph import CONST, LIST, Node, Step
 from tracer.inputs import Unsupported, part_of, python_spec, small
 from tracer.intercept import make_constant
 from tracer.lazy import LazyTensor
 from tracer.op import Const, Signature
 from tracer.private import EagerTensor
-from tracer.spec import RESOURCE, Spec, spec_of
+from tracer.spec import INTEGERS, RESOURCE, Spec, spec_of
 
 
 class Wiring:
@@ -57,6 +57,32 @@ class Wiring:
         found: dict[Any, Const] = {i: c for i, c in self.consts.items() if not isinstance(parts[i], Const)}
         for i, (_, consts) in self.lists.items():
             found.update({(i, j): c for j, c in consts.items() if not isinstance(parts[i][j], Const)})
+        return found
+
+    def keep_shaping(self, here: Step) -> bool:
+        """Has numbers of Python's that a shape here depends on be constants again, from the next call on.
+
+        A number that changes is fed where the shapes of what its operation gives do not depend on it. What that gives
+        may be the shape of something else, further on. Returns whether there are such numbers behind this wiring.
+        """
+        found = False
+        slots = [*self.slots, *(slot for listed, _ in self.lists.values() for slot in listed)]
+        ahead = {slot for slot in slots if slot >= 0}
+        step: Step | None = here
+        while step is not None and step.parent is not None and ahead:  # those behind come first
+            mine = {slot for slot in ahead if slot >= step.first}
+            ahead -= mine
+            node = step.node
+            if mine and node is not None and all(out.spec.enum in INTEGERS for out in step.outputs):
+                if node.fed:
+                    found = True
+                    node.shaping |= node.fed
+                    node.fed = set()
+                    step.parent.next = [s for s in step.parent.next if s.node is not node]
+                    step.parent.hot = None
+                ahead.update(slot for slot in step.slots if slot >= 0)
+                ahead.update(slot for listed, _ in step.lists.values() for slot in listed if slot >= 0)
+            step = step.parent
         return found
 
     def commit(self) -> None:

@@ -45,14 +45,15 @@ FINE_GRAIN = 1 << 14
 class Executable:
     """A segment, ready to launch: `backend` is "xla" or "graph"."""
 
-    def __init__(self, plan: Plan, backend: str) -> None:
+    def __init__(self, plan: Plan, backend: str, varying: dict[Any, int] | None = None) -> None:
         self.backend = backend
         self.outputs = plan.outputs
         self.given = frozenset(plan.outputs)
         self.feeds = plan.feeds
         self._words = () if plan.words is None else (plan.words,)  # what is fed besides, for seeds
-        emitter = Emitter(plan, checks=backend == "xla", name=_UNNAMED)
+        emitter = Emitter(plan, checks=backend == "xla", name=_UNNAMED, varying=varying)
         body = emitter.build()
+        self.varying = list(body.varying)  # the constants that it takes as arguments, by number and dtype
         self.ops = plan.live
         self.folded = 0  # operations that loops save, of those and others that go with them
         if backend == "xla":

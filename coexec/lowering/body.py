@@ -5,6 +5,9 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
+
+from coexec.lowering.varying import number_of
 from tracer.nodedef import Symbol, outputs_of, write_constant, write_operation
 from tracer.op import freeze, signature_of
 from tracer.private import function_pb2, types_pb2
@@ -30,6 +33,7 @@ class Body:
         self._nodes = self.definition.node_def
         self.specs: dict[str, Spec] = {}  # of all tensors, by their names
         self._constants: dict[Any, Symbol] = {}
+        self.varying: dict[tuple[int, int], Symbol] = {}  # arguments for constants that vary, by number and dtype
         self._shared: dict[Any, list[Symbol]] = {}
         self._gone = 0  # how many nodes there were that names may still say
 
@@ -47,7 +51,12 @@ class Body:
         self.definition.ret[name] = symbol.name
 
     def constant(self, value: Any, enum: int) -> Symbol:
-        """Returns a tensor of a Python value; the same one for the same value."""
+        """Returns a tensor of a Python value; the same one for the same value, and an argument for one that varies."""
+        number = number_of(value)
+        if number is not None:
+            if (number, enum) not in self.varying:
+                self.varying[number, enum] = self.argument(intern_spec(enum, np.shape(value)))
+            return self.varying[number, enum]
         key = enum, freeze(value)
         symbol = self._constants.get(key)
         if symbol is None:
@@ -202,6 +211,8 @@ def _content(op: str, inputs: list[Any], attrs: tuple[Any, ...], specs: list[Spe
 
 
 def _name(value: Any) -> Any:
+    if (number := number_of(value)) is not None:
+        return "varying", number
     if isinstance(value, Symbol):
         return value.name
     if isinstance(value, list):

@@ -18,6 +18,7 @@ from coexec.lowering.failures import ASSERTION, can_fail, needs_check
 from coexec.lowering.plan import Plan
 from coexec.lowering.randomness import as_drawn, seeded, skipped
 from coexec.lowering.rewrites import as_kernel, barrier
+from coexec.lowering.varying import varying
 from tracer.block import CALL, STRUCTURES
 from tracer.graph import LIST, Step, spec_of_constant
 from tracer.inputs import natural_enum
@@ -26,7 +27,7 @@ from tracer.op import Const
 from tracer.spec import RESOURCE, Spec, intern_spec
 
 _ADD = {"AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}
-_SCATTER = {
+SCATTERS = {
     "ResourceScatterAdd": "TensorScatterAdd",
     "ResourceScatterSub": "TensorScatterSub",
     "ResourceScatterUpdate": "TensorScatterUpdate",
@@ -36,10 +37,14 @@ _SCATTER = {
 
 
 class Emitter:
-    """Emits one plan; `checks` says whether failures must be foreseen (XLA) or will be raised (graph)."""
+    """Emits one plan; `checks` says whether failures must be foreseen (XLA) or will be raised (graph).
 
-    def __init__(self, plan: Plan, checks: bool, name: str) -> None:
+    `varying`: which constants are arguments, by step and input (or input and item), and of which number.
+    """
+
+    def __init__(self, plan: Plan, checks: bool, name: str, varying: dict[Any, int] | None = None) -> None:
         self.plan = plan
+        self.varying = varying or {}
         self.checks = checks
         self.body = Body(name)
         self.functions: list[Body] = []  # those that loops and branches are made of
@@ -168,8 +173,10 @@ class Emitter:
 
     def _constant(self, const: Const, step: Step, *path: int) -> Any:
         """Returns a constant as a tensor of the dtype that it was recorded with; integers may stand for shapes."""
-        spec = spec_of_constant(step, *path)
-        return const.value if spec is None else self.body.constant(const.value, spec.enum)
+        spec, value = spec_of_constant(step, *path), const.value
+        if self.varying and (number := self.varying.get((step, path))) is not None:
+            value = varying(value, number)
+        return value if spec is None else self.body.constant(value, spec.enum)
 
     def _tensor(self, slot: int) -> Symbol:
         return self.values[slot] if slot >= 0 else self.feeds[-1 - slot]
@@ -236,13 +243,15 @@ class Emitter:
             return [value]
         if self.checks:
             self._check(step, op, [value, *inputs[1:]])
-        if op in _SCATTER:
+        if op in SCATTERS:
             indices = body.symbol(inputs[1], natural_enum(inputs[1]) if not isinstance(inputs[1], Symbol) else 0)
             at = indices.spec.shape
             shape = (*at, *value.spec.shape[1:])
-            updates = body.make("BroadcastTo", [body.symbol(inputs[2], value.spec.enum), shape], value.spec.enum, shape)
+            updates = body.symbol(inputs[2], value.spec.enum)
+            if updates.spec.shape != shape:
+                updates = body.make("BroadcastTo", [updates, shape], value.spec.enum, shape)
             places = body.make("ExpandDims", [indices, -1], indices.spec.enum, (*at, 1))
-            scattered = self._same_as(value, _SCATTER[op], [value, places, updates])
+            scattered = self._same_as(value, SCATTERS[op], [value, places, updates])
             if not self.checks:
                 self.failing.append(scattered)
             self._set(k, scattered)

@@ -349,7 +349,8 @@ class Following:
         assert step.parent is not None
         assert step.node is not None
         if step.parent.parent is not None:
-            self.ledger.cause(Kind.CUT, f"{op} runs on its own: {step.node.host}", step.node.location)
+            reason = step.node.host or "a shape depends on a number of Python's, which is a constant from now on"
+            self.ledger.cause(Kind.CUT, f"{op} runs on its own: {reason}", step.node.location)
             carry_out(self, step.parent)
         else:
             self.cursor.cut()

@@ -14,6 +14,7 @@ from coexec.runtime.records import RegionEntry
 from coexec.runtime.references import referenced
 from coexec.runtime.regions import Arguments, Opaque, Region, anchor, form_of
 from coexec.runtime.stretches import constants_of, output_of, slots_of, steps_between
+from coexec.runtime.twins import interior_of
 from tracer import seeds
 from tracer.effects import Effects, watch
 from tracer.errors import Refused
@@ -22,7 +23,7 @@ from tracer.inputs import small
 from tracer.intercept import handling, tape_is_empty
 from tracer.lazy import LazyTensor, unwrap
 from tracer.library import call_context, gradient
-from tracer.location import place_of
+from tracer.location import call_stack, place_of
 from tracer.op import Const
 from tracer.private import EagerTensor
 from tracer.spec import RESOURCE, spec_of
@@ -41,6 +42,8 @@ class Learning:
         self._recorded: list[Step] = []  # what tapes have recorded
         self._accessed: list[Any] = []  # the variables that they have heard of
         self._made: list[int] = []  # the numbers of the tensors that came out
+        self._elders = run.segments.twins.of(region, arguments.anchors, call_stack()[0])
+        self._watched: set[int] | None = None  # the ids of the objects that are looked at, in a region's first run
 
     def call(self, kwargs: dict[str, Any]) -> Any:
         """Makes the call, and notes in the region what it did."""
@@ -49,6 +52,9 @@ class Learning:
         self._given = args, kwargs
         roots = [v for v in arguments.anchors if v is not args[0]] if self._gradient else arguments.anchors
         roots = [*roots, *(v for reached in region.reached if (v := reached()) is not None)]
+        if region.is_new():
+            roots += self._elders.reached
+            self._watched = set(map(id, roots))
         ended, alone = len(cursor.ended), tape_is_empty()
         arguments.settle()
         tapes.catch_up()
@@ -124,6 +130,8 @@ class Learning:
         if premises is None or region.premises is None or not held:
             if region.premises is not None or premises is not None:
                 region.confirmed = 0
+            if self._watched is not None and not self._watched.issuperset(map(id, objects)):
+                self._watched = None  # what it did to these nobody has seen
             region.premises = premises
             region.reached = [weakref.ref(v) for v in objects]  # the next run, which must agree, watches them
             anchor(region, variables)
@@ -175,6 +183,7 @@ class Learning:
         if before and region.end is end:
             taken = [each for each in taken if each in region.taken]
         region.taken = taken
+        region.places = [self._slot(v) for v in arguments.tensors]
         used_seeds = seeds.places(cursor.seeds[start.draws : end.draws], drawn)
         if used_seeds is None:
             raise Opaque("it draws random numbers from seeds of its own")
@@ -192,6 +201,10 @@ class Learning:
         )
         interior = interior if self._recorded else []
         region.interior = sorted({*region.interior, *interior}) if agreed else interior
+        if before == 0 and self._watched is not None and (twin := self._elders.twin_of(region)) is not None:
+            region.confirmed, region.interior = 2, sorted({*interior, *interior_of(twin, region)})
+        if region.confirmed > 1:
+            self._elders.confirmed(region)
         if before > 1 and not agreed:
             self._found()
         elif before and not agreed:
@@ -224,6 +237,13 @@ class Learning:
         if id(value) in self._run.cursor.numbers and small(array := np.asarray(value._numpy_internal())):
             return "number", (spec_of(value), Const(array))  # made anew on every call
         return "same", value
+
+    def _slot(self, value: Any) -> int | None:
+        """Returns the slot at which the segment knew an argument before the call; None if it did not."""
+        cursor, start = self._run.cursor, self._region.start
+        if type(value) is LazyTensor and value._value is None and value._out.const is None:
+            return int(value._key - cursor.base)
+        return next((-1 - k for k, known in enumerate(cursor.externals[: start.external]) if known is value), None)
 
     def _place(self, tensor: Any, first: int, end: int) -> Any:
         """Returns where a tensor of the result comes from."""

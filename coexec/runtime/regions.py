@@ -83,6 +83,7 @@ class Region(Watcher):
         self.accessed: list[Any] = []  # the variables that tapes hear of
         self.gradients: weakref.WeakSet[Region] = weakref.WeakSet()  # whose keys name this region
         self.interior: list[int] = []  # tensors that nobody but tapes hold
+        self.places: list[int | None] = []  # the slots of the arguments that its segment knew before
         self.pattern: Any = None  # the arguments in the key, to be compared one by one
         self.premises: Any = None  # what code of the program's that it runs looks at
         self.reached: list[Any] = []  # the objects of Keras' among that
@@ -100,6 +101,10 @@ class Region(Watcher):
         self.version += not same
         self.build, self.made = builder_of(self.result, self.outputs)
         return same
+
+    def is_new(self) -> bool:
+        """Returns whether nothing is known of it yet, good or bad."""
+        return self.confirmed == 0 and self.version == 0 and self.changes == 0 and self.retry == FIRST_RETRY
 
     def refuse(self, reason: str, for_long: bool = False) -> None:
         """Gives the region up until it is tried again."""

@@ -7,7 +7,6 @@ import threading
 import time
 import weakref
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -15,6 +14,7 @@ import tensorflow as tf
 from coexec import process
 from coexec.compile.background import background
 from coexec.compile.executable import Executable
+from coexec.compile.families import Families
 from coexec.events import Kind, Ledger
 from coexec.lowering.fold import left_by_loops
 from coexec.lowering.outline import LEAST
@@ -25,26 +25,13 @@ from coexec.runtime.flight import Flight, take_off
 from coexec.runtime.pending import Pending
 from coexec.runtime.replay import replay
 from coexec.runtime.structures import Functions
+from coexec.runtime.thresholds import Thresholds
 from coexec.runtime.tiers import Compiled
+from coexec.runtime.twins import Twins
 from coexec.runtime.validation import CHECKED, Declined, reason_of, validate
 from tracer.graph import Step
 from tracer.intercept import handling
 from tracer.private import context, is_op_determinism_enabled
-
-
-@dataclass(frozen=True)
-class Thresholds:
-    """When a segment is worth an executable; before, its operations run one by one. Visits are calls that came by.
-
-    Measured on two cores: an eager operation takes 6-10 us; a launch of a TensorFlow graph 80 us, most of it for waking
-    TensorFlow's threads; one of an XLA executable 16 us, but its compilation 30 ms and up to 20 ms an operation.
-    """
-
-    visits: int = 2
-    small: int = 8  # operations: fewer are never launched as a graph
-    price: float = 2e-3  # seconds for each operation: what a segment must have taken before XLA is asked
-    at_once: bool = False  # XLA is asked first, and waited for
-
 
 thresholds = Thresholds()
 
@@ -92,6 +79,8 @@ class Segments:
         self.functions = Functions(ledger, options.control_flow)
         self.records_wait = False  # whether library calls, gradients among them, are jumped over
         self.told: set[Any] = set()  # what the ledger has been told of library calls
+        self.twins = Twins()
+        self._families = Families()
         self._on_cpu = not tf.config.list_physical_devices("GPU")
         self._clock = itertools.count()
         self._generation = 0  # of all that is compiled
@@ -202,6 +191,7 @@ class Segments:
         executable.trusted = True
         if difference is not None:
             with self._lock:
+                self._families.give_up(executable)
                 for key in [key for key, known in self._executables.items() if known is executable]:
                     del self._executables[key]
                 for user in [compiled, *(c for c in self._all if c is not compiled)]:
@@ -210,7 +200,7 @@ class Segments:
         return True
 
     def _is_new(self, executable: Executable, options: Options) -> bool:
-        """Whether an executable has never been compared with its operations, and is to be before it is trusted."""
+        """Whether an executable was never compared with its operations, and is to be."""
         return validates_new and not (executable.trusted or options.trusting) and executable.size <= MAX_SIZE
 
     def found(self, text: str, place: str, options: Options) -> None:
@@ -249,22 +239,29 @@ class Segments:
                 compiled.widen()
                 compiled.widenings += 1
                 if compiled.widenings > MAX_WIDENINGS:
-                    compiled.wanted = {
-                        s.first + n for s in last.chain() for n, o in enumerate(s.outputs) if o.const is None
-                    }
+                    compiled.wanted = last.given()
             if not self._is_worth_it(last):
-                return None
+                return self._known(compiled, last)
             before = time.monotonic()
             if (jit is True or (thresholds.at_once and jit == "auto")) and not compiled.asked:
                 compiled.asked = True
                 compiled.executable = self._emit(compiled, last, "xla")
             if compiled.executable is None and last.live >= thresholds.small and not compiled.refused:
-                compiled.executable = self._emit(compiled, last, "graph")
+                compiled.adopt(self._emit(compiled, last, "graph"))
                 compiled.refused = compiled.executable is None
                 if jit == "auto" and not is_op_determinism_enabled() and (known := compiled.recall()) is not None:
                     self.ledger.cause(Kind.BACKEND, known, last.place)
             self._spent += time.monotonic() - before
             return compiled.executable
+
+    def _known(self, compiled: Compiled, last: Step) -> Executable | None:
+        """Returns a graph for a segment that is not worth one of its own yet: one that other sizes have."""
+        xla_first = self.options.jit_compile is True or thresholds.at_once
+        if xla_first or compiled.executable is not None or last.live < thresholds.small or not self._families.shares:
+            return None
+        plan = make_plan(last, tuple(sorted(compiled.wanted)))
+        compiled.adopt(self._families.graph(plan) if plan.live and not plan.refusal else None)
+        return compiled.executable
 
     def _is_worth_it(self, last: Step) -> bool:
         if last.visits < thresholds.visits:
@@ -275,11 +272,15 @@ class Segments:
         plan = self._plan(compiled, last, backend)
         if plan is None:
             return None
-        executable = self._shared(plan, backend)
-        if executable is None:
-            executable = self._new(plan, backend, last.place)
-            if executable is not None:
-                self._register(plan, executable)
+        if backend == "graph" and self._on_cpu:
+            return self._families.graph(plan, lambda given: self._made(plan, backend, last.place, given))
+        return self._made(plan, backend, last.place)
+
+    def _made(self, plan: Plan, backend: str, place: str, given: dict[Any, int] | None = None) -> Executable | None:
+        """Returns an executable for a plan, or a graph that takes these of its constants as arguments."""
+        executable = self._executables.get((backend, plan.content)) if given is None else None
+        if executable is None and (executable := self._new(plan, backend, place, given)) is not None:
+            self._register(plan, executable, "" if given is None else "shared ")
         return executable
 
     def _plan(self, compiled: Compiled, last: Step, backend: str) -> Plan | None:
@@ -296,12 +297,9 @@ class Segments:
             return None
         return plan
 
-    def _shared(self, plan: Plan, backend: str) -> Executable | None:
-        return self._executables.get((backend, plan.content))
-
-    def _new(self, plan: Plan, backend: str, place: str) -> Executable | None:
+    def _new(self, plan: Plan, backend: str, place: str, given: dict[Any, int] | None = None) -> Executable | None:
         try:
-            executable = Executable(plan, backend)
+            executable = Executable(plan, backend, given)
         except Exception as error:  # whatever cannot be emitted runs otherwise, with the reason kept
             kind = Kind.XLA if backend == "xla" else Kind.IMPERATIVE
             self.ledger.cause(kind, f"{type(error).__name__}: {str(error)[:300]}", place)
@@ -316,9 +314,9 @@ class Segments:
             self.ledger.cause(Kind.XLA, text, place)
         return executable
 
-    def _register(self, plan: Plan, executable: Executable) -> None:
+    def _register(self, plan: Plan, executable: Executable, kind: str = "") -> None:
         """Lets segments of equal content share an executable; beyond a bound, others go. Under the lock."""
-        self._executables[executable.backend, plan.content] = executable
+        self._executables[kind + executable.backend, plan.content] = executable
         if len(self._executables) > MAX_EXECUTABLES or self._operations() > MAX_OPERATIONS:
             held = [c for c in self._all if c.executable is not None or c.rival is not None]
             for compiled in sorted(held, key=lambda c: c.used)[: len(held) // 4 + 1]:
@@ -347,7 +345,7 @@ class Segments:
                 text = "it is too large to be compiled beside the program; jit_compile=True has it compiled at once"
                 self.ledger.cause(Kind.XLA, text, last.place)
                 return
-            shared = self._shared(plan, "xla")
+            shared = self._executables.get(("xla", plan.content))
             if shared is not None:
                 compiled.compete(shared, self._on_cpu)
                 return
@@ -367,7 +365,7 @@ class Segments:
                 if not compiled.is_worth_xla(thresholds.price, plan.live):
                     compiled.asked = False  # later
                     return
-            executable = self._shared(plan, "xla") or self._new(plan, "xla", place)
+            executable = self._executables.get(("xla", plan.content)) or self._new(plan, "xla", place)
             if executable is None:
                 return
             if executable.launches == 0:
@@ -394,6 +392,7 @@ class Segments:
         with self._lock:
             self._generation += 1
             self.decisions.clear()
+            self.twins, self._families = Twins(), Families()
             for compiled in self._all:
                 compiled.widen()
             self._all.clear()

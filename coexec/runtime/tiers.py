@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field
+from typing import Any
 
 from coexec.compile.choices import Choice, keep, recall
 from coexec.compile.executable import Executable
@@ -44,6 +45,12 @@ class Compiled:
     ops: int | None = None  # how many XLA would compile, once that was found out
     choice: Choice | None = None  # what an earlier process has found
     _times: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
+
+    def adopt(self, executable: Any) -> None:
+        """Takes a graph, which may give out more than was asked for; or None."""
+        self.executable = executable
+        if executable is not None:
+            self.wanted |= executable.given
 
     def widen(self) -> None:
         """Starts anew, as other tensors are read behind the cut than what was compiled gives out."""

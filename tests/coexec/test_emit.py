@@ -23,8 +23,8 @@ def compiled(monkeypatch):
     found = []
     prepare = executable.Executable.__init__
 
-    def noted(self, plan, backend):
-        prepare(self, plan, backend)
+    def noted(self, plan, backend, *varying):
+        prepare(self, plan, backend, *varying)
         definition = self._context.get_function_def(self.name)
         found.append((plan, collections.Counter(node.op for node in definition.node_def)))
 

@@ -100,7 +100,7 @@ def test_a_layer_that_is_run_again_leaves_its_gradient_known():
         jumped.append(step.stats().regions - before)
     assert jumped[0] == 0
     assert jumped[-1] == 4
-    assert jumped.count(1) == 1, jumped  # the tenth time that it was jumped over
+    assert min(jumped[6:]) in (1, 2), jumped  # the tenth time that the others were jumped over
     assert jumped.count(3) <= 5, jumped  # while the gradient is learnt, and when that runs again
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import coexec
 from coexec import sizes
-from coexec.sizes import MAX_KNOWN, OFTEN, Sizes
+from coexec.sizes import MAX_KNOWN, OFTEN, Sizes, Verdict
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -22,7 +22,7 @@ def few(monkeypatch):
 
 def times(known, calls, *args, **kwargs):
     """Says which of so many calls are followed."""
-    return [known.follows(args, kwargs) for _ in range(calls)]
+    return [bool(known.judge(args, kwargs, lambda: False)) for _ in range(calls)]
 
 
 def test_few_sizes_are_followed():
@@ -43,17 +43,32 @@ def test_others_are_followed_once_they_have_come_often():
     assert all(times(known, 20, (7, "a"))[OFTEN:])
 
 
+def test_one_that_comes_again_is_followed_where_that_can_be_afforded():
+    """Not where it comes for the first time: it may be the last."""
+    known = Sizes()
+    for n in range(sizes.few):
+        times(known, 1, tf.ones(n))
+    assert [known.judge((tf.ones(100),), {}, lambda: True) for _ in range(4)] == [Verdict.PLAIN] + 3 * [Verdict.FOLLOW]
+
+
+def test_the_first_calls_of_a_new_size_are_an_investment():
+    """They are not held against following, but for those of the very first size."""
+    known = Sizes()
+    found = [[known.judge((tf.ones(n),), {}, lambda: False) for _ in range(4)] for n in (3, 4)]
+    assert found == [4 * [Verdict.FOLLOW], 2 * [Verdict.INVEST] + 2 * [Verdict.FOLLOW]]
+
+
 def test_dtypes_and_numbers_do_not_count():
     """Only sizes are looked at."""
     known = Sizes()
-    assert all(known.follows((number, str(number), tf.constant([number])), {}) for number in range(100))
+    assert all(times(known, 1, number, str(number), tf.constant([number])) == [True] for number in range(100))
 
 
 def test_what_is_known_is_bounded():
     """Sizes that come once are forgotten; one that keeps coming is followed again soon."""
     known = Sizes()
     for n in range(3 * MAX_KNOWN):
-        known.follows((np.broadcast_to(0, (n,)),), {})
+        times(known, 1, np.broadcast_to(0, (n,)))
     assert len(known._seen) <= MAX_KNOWN
     assert times(known, 2 * OFTEN, np.ones((5, 5)))[-1]
 
