@@ -16,9 +16,6 @@ import tensorflow as tf
 from tracer.intercept import answering_handler
 from tracer.private import ResourceVariable, pywrap_tfe, variable_accessed
 
-_tape_accessed = pywrap_tfe.TFE_Py_TapeVariableAccessed
-_watcher_accessed = pywrap_tfe.TFE_Py_VariableWatcherVariableAccessed
-
 _OTHERS = (tf.variant, tf.resource)  # whose values say more than a dtype and a shape
 
 
@@ -50,8 +47,8 @@ def _tell(variable: Any, handler: Any) -> None:
     if not handler.open:
         variable_accessed(variable)  # of several replicas', a tape hears of what holds them all: 3 us
     elif variable._trainable:
-        _tape_accessed(variable)
-        _watcher_accessed(variable)
+        pywrap_tfe.TFE_Py_TapeVariableAccessed(variable)
+        pywrap_tfe.TFE_Py_VariableWatcherVariableAccessed(variable)
 
 
 def product(handler: Any, a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> Any:

@@ -76,8 +76,7 @@ class Following:
         self.survivors: list[Reference] = []
         self.telling: list[LazyTensor] = []  # those that are not to end before the call
         self.tapes = Tapes(self.constant)
-        self.tapes.waiting = segments.records_wait and not self.tapes.foreign
-        self.open = self.options.regions and not self.tapes.foreign and not has_strategy()
+        self.open = self.tapes.waiting = self.options.regions and not self.tapes.foreign and not has_strategy()
         self.library = LibraryCalls(self).call
         self.assertions: dict[Step, Any] = {}  # what those of the running segment say that say something else each time
         self.notes: dict[Step, Any] = {}  # the same of what Keras adds to errors

@@ -152,7 +152,6 @@ class LibraryCalls:
         place = functools.partial(self._place, arguments)
         history = self.run.tapes.history(number, place, self._origin)
         if history is None or number < 0:
-            self.run.segments.records_wait = True  # from the next call on
             raise Opaque("its tape has records of operations outside of known library calls")
         kind = tape._persistent, tape._watch_accessed_variables
         given = arguments.key(rest), arguments.key(kwargs)
@@ -225,7 +224,6 @@ class LibraryCalls:
         cursor.step = end
         run.regions += 1
         run.jumped += end.depth - start.depth
-        run.segments.has_regions = True
         return True
 
     def _note(self, region: Region, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -285,7 +283,6 @@ class LibraryCalls:
         cursor.step = region.end
         run.regions += 1
         run.jumped += region.end.depth - region.start.depth
-        run.segments.records_wait = True
         if region.context:
             (call_context() or {}).update(region.context)  # there is one: it is part of the key
         if region.notes:

@@ -77,7 +77,6 @@ class Segments:
         self.ledger = ledger
         self.decisions = Decisions(ledger, options.control_flow)
         self.functions = Functions(ledger, options.control_flow)
-        self.records_wait = False  # whether library calls, gradients among them, are jumped over
         self.told: set[Any] = set()  # what the ledger has been told of library calls
         self.twins = Twins()
         self._families = Families()

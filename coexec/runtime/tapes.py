@@ -75,7 +75,7 @@ class Tapes:
 
     def accessed(self, variable: Any) -> None:
         """A variable was read, or written, where tapes may watch it for that."""
-        if self.variables is not None:
+        if self.variables is not None and not any(known is variable for known in self.variables):
             self.variables.append(variable)
 
     def _cannot_wait(self) -> None:

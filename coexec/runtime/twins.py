@@ -29,20 +29,15 @@ class Twins:
 
     def of(self, region: Region, anchors: list[Any], frames: Any) -> Elders:
         """Returns those that may do what this region does, which is about to be learnt."""
-        key = region.function, tuple(map(id, anchors)), frames
-        known = self._known.get(key)
-        if known is None:
-            if len(self._known) >= MAX_PLACES:
-                self._known.clear()
-            known = self._known[key] = deque(maxlen=MAX_TWINS)
-        return Elders(known)
+        return Elders(self._known, (region.function, tuple(map(id, anchors)), frames))
 
 
 class Elders:
     """What is known of one call at one place."""
 
-    def __init__(self, known: deque[weakref.ref[Region]]) -> None:
-        self._known = known
+    def __init__(self, all_known: dict[Any, deque[weakref.ref[Region]]], key: Any) -> None:
+        self._all, self._key = all_known, key
+        known = all_known.get(key, ())
         self._before = [(r, r.version) for ref in known if (r := ref()) is not None and r.confirmed > 1]
         # Whether what code of the program's looks at is what it was, before and behind the run.
         self._held = {id(r) for r, _ in self._before if r.premises is None or r.premises.hold()}
@@ -73,8 +68,12 @@ class Elders:
 
     def confirmed(self, region: Region) -> None:
         """Notes a region that two runs agree about, for those to come."""
-        known = self._known
-        if known and known[0]() is region:
+        known = self._all.get(self._key)
+        if known is None:
+            if len(self._all) >= MAX_PLACES:
+                self._all.clear()
+            known = self._all[self._key] = deque(maxlen=MAX_TWINS)
+        elif known and known[0]() is region:
             return
         for ref in list(known):
             if ref() is None or ref() is region:

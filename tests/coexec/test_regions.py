@@ -100,7 +100,7 @@ def test_a_layer_that_is_run_again_leaves_its_gradient_known():
         jumped.append(step.stats().regions - before)
     assert jumped[0] == 0
     assert jumped[-1] == 4
-    assert min(jumped[6:]) in (1, 2), jumped  # the tenth time that the others were jumped over
+    assert jumped.count(1) == 1, jumped  # the tenth time that it was jumped over
     assert jumped.count(3) <= 5, jumped  # while the gradient is learnt, and when that runs again
 
 
@@ -835,3 +835,32 @@ def test_the_gradient_of_a_program_without_layers(persistent):
     step = run_both(make, [(tf.fill([2, 4], 0.1 * i), tf.ones([2, 4])) for i in range(9)])
     assert step.stats().regions >= 4, step.explain()
     assert not step.stats().diverged
+
+
+@pytest.mark.parametrize("lookup", [False, True])
+def test_tapes_hear_of_variables_in_what_is_jumped_over(lookup):
+    """A helper's plain variables are watched, and have gradients, also where its Python does not run."""
+
+    def make(decorate):
+        kernel, bias = tf.Variable(tf.random.stateless_normal([4, 4], [1, 2])), tf.Variable(tf.zeros(4))
+        fixed = tf.Variable(tf.ones(4), trainable=False)
+
+        def dense(x):
+            rows = tf.gather(kernel, tf.constant([1, 0])) if lookup else kernel
+            return tf.nn.relu(x[:, : rows.shape[0]] @ rows + bias) * fixed
+
+        helper = coexec.pure(dense)
+
+        @decorate
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(helper(helper(x)) ** 2)
+            watched = [any(v is w for w in tape.watched_variables()) for v in (kernel, bias, fixed)]
+            gradients = tape.gradient(loss, [kernel, bias, fixed])
+            kernel.assign_sub(0.01 * tf.convert_to_tensor(gradients[0]))
+            return loss, watched, gradients
+
+        return step
+
+    step = run_both(make, [(tf.random.stateless_normal([3, 4], [i, 5]),) for i in range(9)])
+    assert step.stats().regions >= 8, step.explain()
