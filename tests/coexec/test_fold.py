@@ -27,8 +27,8 @@ def made(monkeypatch):
     found = []
     prepare = Executable.__init__
 
-    def noted(self, plan, backend):
-        prepare(self, plan, backend)
+    def noted(self, plan, backend, varying=None):
+        prepare(self, plan, backend, varying)
         self.live = plan.live
         found.append(self)
 

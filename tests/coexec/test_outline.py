@@ -24,8 +24,8 @@ def made(monkeypatch):
     found = []
     prepare = Executable.__init__
 
-    def noted(self, plan, backend):
-        prepare(self, plan, backend)
+    def noted(self, plan, backend, varying=None):
+        prepare(self, plan, backend, varying)
         found.append(self)
 
     monkeypatch.setattr(Executable, "__init__", noted)
@@ -323,8 +323,8 @@ def test_parts_are_compiled_beforehand(monkeypatch, made):
         execute(self, feeds, into)
         took.append(time.perf_counter() - start)
 
-    def prepared(self, plan, backend):
-        prepare(self, plan, backend)
+    def prepared(self, plan, backend, varying=None):
+        prepare(self, plan, backend, varying)
         start = time.perf_counter()
         self.prepare(None)
         took.append(time.perf_counter() - start)
