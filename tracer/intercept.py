@@ -274,6 +274,8 @@ def _telling(function: Any, event: str) -> Any:
         except BaseException:
             if event == "popped":  # a tape that an interrupt left there would record for ever
                 function(*args)
+                if handler is not None and handler.tapes is not None:
+                    handler.tapes.popped(*args)
             raise
         return function(*args)
 

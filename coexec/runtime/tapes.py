@@ -138,40 +138,37 @@ class Tapes:
                 entry.keep()
 
     def catch_up(self) -> None:
-        """Puts everything that waits on the tapes that were active when it was issued."""
-        pending, self._done = self.entries[self._done :], len(self.entries)
-        pending = [entry for entry in pending if not self._finished.issuperset(entry.tapes)]
-        if not pending:
+        """Puts everything that waits on the tapes that were active when it was issued.
+
+        What an error keeps from its tape goes on waiting.
+        """
+        first, self._done = self._done, len(self.entries)
+        pending = self.entries[first:]
+        if all(self._finished.issuperset(entry.tapes) for entry in pending):
             return
-        stopped = 0
+        stopped, done = 0, 0
         while pywrap_tfe.TFE_Py_TapeSetIsStopped():
             pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
             stopped += 1
         active = self.active if threading.get_ident() == self._owner else ()  # which tapes are is the thread's
-        self._remove(active)
-        now: tuple[int, ...] = ()
+        numbers = {*active, *(number for entry in pending for number in entry.tapes)} - self._finished
+        tapes, now = [(number, self.known[number]) for number in numbers], None
         try:
             for entry in pending:
                 if entry.tapes != now:
-                    self._remove(now)
                     now = entry.tapes
-                    self._add(now)
-                entry.record(self._constant)
+                    _activate(tapes, now)
+                if not self._finished.issuperset(now):
+                    entry.record(self._constant)
+                done += 1
         finally:
-            self._remove(now)
-            self._add(active)
+            self._done -= len(pending) - done
+            for number, tape in tapes:  # as `_activate` does: no call of ours, at which an interrupt could come
+                _tape_set_add(tape)
+                if number not in active:
+                    _tape_set_remove(tape)
             for _ in range(stopped):
                 pywrap_tfe.TFE_Py_TapeSetStopOnThread()
-
-    def _add(self, numbers: tuple[int, ...]) -> None:
-        for number in numbers:
-            if number not in self._finished:
-                _tape_set_add(self.known[number])
-
-    def _remove(self, numbers: tuple[int, ...]) -> None:
-        for number in reversed(numbers):
-            if number not in self._finished:
-                _tape_set_remove(self.known[number])
 
     def finished(self, number: int) -> None:
         """A tape has given what it had: it and its records are let go."""
@@ -238,6 +235,18 @@ class Tapes:
 
 _tape_set_add = pywrap_tfe.TFE_Py_TapeSetAdd
 _tape_set_remove = pywrap_tfe.TFE_Py_TapeSetRemove
+
+
+def _activate(tapes: list[tuple[int, Any]], numbers: tuple[int, ...]) -> None:
+    """Has of these tapes those of the `numbers` record, and no others, whichever did.
+
+    Each is added first, which does nothing where it is there: in removing one that is not, TensorFlow would give up a
+    reference that it never took.
+    """
+    for number, tape in tapes:
+        _tape_set_add(tape)
+        if number not in numbers:
+            _tape_set_remove(tape)
 
 
 def _as_fed(step: Step, args: tuple[Any, ...], feeds: list[Any]) -> tuple[Any, ...]:

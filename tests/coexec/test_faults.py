@@ -372,3 +372,39 @@ def test_a_pending_segment_is_put_back():
     assert caught.value is interrupt
     assert [int(v) for v in program.counters] == [1, 1, 0, 0]
     assert program.log == [0, 1]
+
+
+@pytest.mark.parametrize("regions", [True, False])
+def test_records_that_an_interrupt_kept_from_their_tape_come_there_later(regions):
+    """A program that catches an interrupt in a gradient, and asks again, gets eager's gradient."""
+    interrupt, caught = KeyboardInterrupt(), []
+
+    def step(x):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = tf.tanh(x) * x
+            z = tf.reduce_sum(y * y)
+            try:
+                tape.gradient(z, x)
+            except KeyboardInterrupt:
+                caught.append(x)
+            z = z * 2.0
+        return tape.gradient(z, x)
+
+    fn, expected = coexec.function(regions=regions)(step), step(X)
+    for _ in range(2):
+        fn(X)
+    with Fault(interrupt, -1) as counting:
+        fn(X)
+    for at in range(0, counting.count, max(1, counting.count // 60)):
+        found = None
+        try:
+            with Fault(interrupt, at) as fault:
+                found = fn(X)
+        except KeyboardInterrupt:
+            pass
+        interrupt.__traceback__ = interrupt.__context__ = None
+        assert_nothing_is_left(fault.place)
+        if found is not None:
+            np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=fault.place)
+    assert caught
