@@ -89,7 +89,7 @@ class Executable:
         self._attrs: Any = () if whole else ("executor_type", executor, "config_proto", _config(ctx))
         self._op = self.name
         wrapped = None
-        if small and backend == "graph" and not ctx.num_gpus():
+        if small and backend == "graph" and not ctx.num_gpus() and (self.count or emitter.written):
             signature = functions[-1].signature
             self._op, self._attrs = wrappers.OP, wrappers.attributes(signature, _config(ctx))
             wrapped = len(signature.input_arg), len(signature.output_arg), self.ops

@@ -50,6 +50,14 @@ class Body:
         self._signature.output_arg.add(name=name, type=symbol.spec.enum)
         self.definition.ret[name] = symbol.name
 
+    def give_behind(self, node: str) -> None:
+        """Has the last result wait for this node."""
+        name = self._signature.output_arg[-1].name
+        source, enum = self.definition.ret[name], self._signature.output_arg[-1].type
+        last = self._nodes.add(name=self._new_name("Identity"), op="Identity", input=[source, f"^{node}"])
+        last.attr["T"].type = enum
+        self.definition.ret[name] = f"{last.name}:output:0"
+
     def constant(self, value: Any, enum: int) -> Symbol:
         """Returns a tensor of a Python value; the same one for the same value, and an argument for one that varies."""
         number = number_of(value)

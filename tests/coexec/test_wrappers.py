@@ -143,3 +143,58 @@ def test_a_launch_waits_while_wrappers_are_removed():
     thread.join()
     assert entered == [thread.ident]
     wrappers.leave(entered[0])
+
+
+TABLE = [1.0, 2.0, 3.0]
+
+
+def gathers(x: tf.Tensor) -> None:
+    tf.gather(tf.constant(TABLE), x)
+
+
+def looks_up(x: tf.Tensor, rows: tf.Variable) -> None:
+    tf.gather(rows, x)
+
+
+def draws(x: tf.Tensor) -> None:
+    tf.random.uniform([2], 0, tf.reduce_min(3 - x), tf.int32)
+
+
+def asserts(x: tf.Tensor) -> None:
+    tf.debugging.assert_less(x, 3)
+
+
+def checks(x: tf.Tensor) -> None:
+    tf.debugging.check_numerics(1.0 / tf.cast(3 - x, tf.float32), "here")
+
+
+@pytest.mark.parametrize("risky", [gathers, looks_up, draws, asserts, checks])
+@pytest.mark.parametrize("writes", [False, True])
+@pytest.mark.parametrize("gives", [False, True])
+def test_what_fails_does_so_where_nobody_uses_it(risky, writes, gives):
+    """An operation whose result nothing takes raises eagerly's error in a small graph, and behind it nothing is written."""
+    outcomes = []
+    for decorate in (lambda step: step, coexec.function(jit_compile=False)):
+        rows, total = tf.Variable(TABLE), tf.Variable(0.0)
+
+        @decorate
+        def step(x, y, rows=rows, total=total):
+            risky(x, rows) if risky is looks_up else risky(x)
+            for _ in range(20):
+                y = tf.tanh(y)
+            if writes:
+                total.assign_add(tf.reduce_sum(y))
+            return y if gives else None
+
+        found = []
+        for place in (0, 1, 2, 1, 0, 3, 1, 3):
+            try:
+                given = step(tf.constant([0, place]), tf.ones((2, 2)))
+                found.append(given if given is None else round(float(given[0, 0]), 5))
+            except tf.errors.InvalidArgumentError as error:
+                found.append(type(error))
+            found.append(round(float(total), 4))
+        outcomes.append(found)
+    assert outcomes[0] == outcomes[1]
+    assert tf.errors.InvalidArgumentError in outcomes[0]
+    assert step.stats().launches >= 4 or not (gives or writes)
