@@ -1,5 +1,7 @@
 """Times the variants of a case in turn, round by round, so that a busy machine slows all of them alike.
 
+Each round has another order: whoever comes behind eager finds its memory still to be tidied up.
+
 Times are medians over rounds, ratios to eager are medians of the ratios within a round. The first call is timed apart,
 as are the first twenty; warm-up is not. The results of a variant's first calls are compared with eager's.
 """
@@ -7,6 +9,7 @@ as are the first twenty; warm-up is not. The results of a variant's first calls 
 import cProfile
 import gc
 import pstats
+import random
 import resource
 import statistics
 import time
@@ -82,9 +85,13 @@ class Variant:
         return result
 
     def block(self, calls: int) -> None:
-        """Times `calls` calls, each up to the moment when its result can be read, as losses are."""
+        """Times `calls` calls behind one more, each up to the moment when its result can be read, as losses are.
+
+        The first one pays for what another variant has left: its garbage, cold caches, threads that sleep.
+        """
         arguments = [next(self.program.inputs) for _ in range(calls)]
         step = self.step
+        np.asarray(step(*next(self.program.inputs)))
         start = time.perf_counter()
         for args in arguments:
             np.asarray(step(*args))
@@ -142,9 +149,9 @@ def measure(case: Case, rounds: int, peers: Mapping[str, Callable[[], Program]] 
         if variant.name != "coexec":
             catch_up(variant, calls)
     before = variants["coexec"].stats
-    for number in range(rounds):
-        turn = number % len(runnable)
-        for variant in runnable[turn:] + runnable[:turn]:
+    order = random.Random(0)
+    for _ in range(rounds):
+        for variant in order.sample(runnable, len(runnable)):
             variant.block(case.calls)
     return Result(case, variants, *counted(before, variants["coexec"].stats))
 

@@ -28,10 +28,11 @@ from tracer.recorder import Recorder
 PACKAGES = tuple(os.path.dirname(os.path.abspath(m.__file__)) + os.sep for m in (coexec, tracer))
 
 # Python has no way to keep an interrupt from coming when these have been called and have done nothing yet; then hooks,
-# or a call's entry in a list, stay, which costs time. (A real one comes there once in some ten thousand.) What finalizers
-# raise reaches nobody.
+# or a call's entry in a list, stay, which costs time. (A real one comes there once in some ten thousand.) What
+# finalizers raise reaches nobody.
 UNPROTECTED = {
-    "hold", "release", "enter_run", "leave_run", "__enter__", "__exit__", "close", "_settle", "_remove", "drop", "tidy_up",
+    "hold", "release", "enter_run", "leave_run", "__enter__", "__exit__", "close", "_settle",
+    "_remove", "drop", "tidy_up",
 }  # fmt: skip
 
 X = tf.constant([1.0, 2.0, 3.0])

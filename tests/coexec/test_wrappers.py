@@ -172,7 +172,7 @@ def checks(x: tf.Tensor) -> None:
 @pytest.mark.parametrize("writes", [False, True])
 @pytest.mark.parametrize("gives", [False, True])
 def test_what_fails_does_so_where_nobody_uses_it(risky, writes, gives):
-    """An operation whose result nothing takes raises eagerly's error in a small graph, and behind it nothing is written."""
+    """An operation whose result nothing takes raises in a small graph, too, and behind it nothing is written."""
     outcomes = []
     for decorate in (lambda step: step, coexec.function(jit_compile=False)):
         rows, total = tf.Variable(TABLE), tf.Variable(0.0)
