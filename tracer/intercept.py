@@ -17,6 +17,7 @@ functions of the set of tapes (`TFE_Py_TapeSet...`), which are called with the t
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import weakref
 from typing import Any
@@ -235,16 +236,8 @@ def template_of(result: Any) -> Any:
         return None
     if not isinstance(result, (list, tuple)):
         return -1
-    template: list[Any] = []
-    number = 0
-    for item in result:
-        if isinstance(item, (list, tuple)):
-            template.append(list(range(number, number + len(item))))
-            number += len(item)
-        else:
-            template.append(number)
-            number += 1
-    return template
+    numbers = itertools.count()
+    return [[next(numbers) for _ in item] if isinstance(item, (list, tuple)) else next(numbers) for item in result]
 
 
 def _constant_hook(value: Any, ctx: Any, dtype: Any = None) -> Any:

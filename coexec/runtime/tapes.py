@@ -158,7 +158,7 @@ class Tapes:
                 if entry.tapes != now:
                     now = entry.tapes
                     _activate(tapes, now)
-                if not self._finished.issuperset(now):
+                if not self._finished.issuperset(entry.tapes):
                     entry.record(self._constant)
                 done += 1
         finally:

@@ -22,6 +22,7 @@ class Case:
     calls: int  # calls of one variant in one round, which are timed together
     at_most: float | None = None  # goal for the time of a call, as a multiple of eager's
     of_graphs: float | None = None  # the same, of the faster of `tf.function` and `jit_compile=True`
+    of_function: float | None = None  # the same, of `tf.function` as it is
     of_host: float | None = None  # the same, of co-execution that leaves all decisions to Python
     follows: bool = True  # whether some call must have been followed for the figures to mean anything
     no_graphs: str | None = None  # why `tf.function` and `jit_compile=True` are left out

@@ -116,6 +116,10 @@ class Result:
         ratios = [self._ratio("coexec", name) for name in GRAPHS if not self.variants[name].error]
         return max((ratio for ratio in ratios if ratio is not None), default=None)
 
+    def ratio_to_function(self) -> float | None:
+        """The time of a co-executed call as a multiple of `tf.function`'s."""
+        return None if self.variants["tf.function"].error else self._ratio("coexec", "tf.function")
+
     def ratio_to_host(self) -> float | None:
         """The time of a co-executed call as a multiple of one whose decisions are all Python's."""
         return self._ratio("coexec", "host") if "host" in self.variants else None

@@ -117,6 +117,7 @@ def goal(result: Result) -> str:
     goals = (
         (case.at_most, result.ratio("coexec"), ""),
         (case.of_graphs, result.ratio_to_graphs(), " of graphs"),
+        (case.of_function, result.ratio_to_function(), " of tf.function"),
         (case.of_host, result.ratio_to_host(), " of Python's decisions"),
     )
     return ", ".join(
