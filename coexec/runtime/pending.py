@@ -18,6 +18,7 @@ from coexec.runtime.references import Reference, let_go, telling
 from tracer import intercept
 from tracer.graph import Step
 from tracer.location import FREE, NAMED
+from tracer.private import context
 from tracer.seeds import Pair
 
 
@@ -149,10 +150,10 @@ def carry_out(run: Any, last: Step) -> None:
             _settle_others(run, pending.feeds, handles)
         else:
             pending.flight, run.flight = run.flight[1], None
-        if run.device is None:
+        if run.device is None and context.executing_eagerly():
             launched = run.segments.run(pending, run.options)
-        else:
-            with tf.device(run.device):
+        else:  # a graph that is being made wants a value: of what is done for it, nothing is to become part of it
+            with tf.init_scope(), tf.device(run.device):
                 launched = run.segments.run(pending, run.options)
         _end(run, pending)
         run.launched, run.replayed = run.launched + launched, run.replayed + (not launched)

@@ -691,3 +691,43 @@ def test_new_values_that_others_are_made_of(backend):
     made = []
     run_both(lambda decorate: made.append(make(decorate)) or made[-1], calls * 2, jit_compile=JIT[backend])
     assert made[1].stats().launches > 3
+
+
+class Tried(keras.layers.Layer):
+    """A layer without `build`: Keras runs its `call` in a graph first, to have its inner layer built."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = keras.layers.Dense(3)
+
+    def call(self, x):
+        return self.inner(x) * 2.0
+
+
+@pytest.mark.parametrize("jit_compile", JIT.values(), ids=JIT)
+def test_a_graph_in_the_making_takes_no_part(jit_compile):
+    """An assertion is made eagerly where a graph that is being made, for a layer that Keras tries, wants the values."""
+
+    def calls(decorator):
+        keras.utils.set_random_seed(0)
+        made, found = {}, []
+
+        @decorator
+        def step(x):
+            if not made:
+                made["layer"] = Tried()
+            half = x * 0.5
+            tf.debugging.Assert(tf.reduce_sum(x) < 150.0, [x])
+            return tf.tanh(made["layer"](half))
+
+        for size in (1.0, 1.0, 100.0, 100.0, 1.0, 100.0, 100.0):
+            try:
+                found.append(step(tf.fill((1, 3), size)).shape)
+            except tf.errors.InvalidArgumentError as error:
+                found.append(str(error))
+                made.clear()
+        return found, step
+
+    fast, step = calls(coexec.function(jit_compile=jit_compile))
+    assert calls(unchanged)[0] == fast
+    assert step.stats().followed >= 2
