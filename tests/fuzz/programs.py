@@ -45,7 +45,7 @@ S.v.scatter_update(tf.IndexedSlices(F[:1], [N])) | S.v.scatter_nd_add([[N]], F[:
 F = tf.linalg.inv(tf.linalg.diag(tf.cast(I % 5, tf.float32)))[0] | F = S.embed(I % 4) | F = F[N:] + F
 F = tf.reshape(F, [N, -1])[0] + F * 0 | F = tf.stack(tf.split(F, 3))[:, 0] | F = F + tf.math.truediv(call, call % 4)
 F = S.first(F, I) | F = S.graph(F, I % 4) | F = F + tf.cast(S.table.lookup(I), tf.float32) * 0.01
-tf.debugging.assert_none_equal(I[0], I[1], f"call {call}") | tf.debugging.assert_non_negative(I - 3, summarize=1)
+tf.debugging.assert_none_equal(I[0], I[1], message=f"in {call}") | tf.debugging.assert_non_negative(I - 3, summarize=1)
 tf.Assert(I[1] < 80, ["in words", I, call]) | tf.debugging.assert_near(tf.cast(I, tf.half), tf.cast(I % 90, tf.half))
 tf.debugging.assert_shapes([(F, ("n",)), (I, ("n",))]) | tf.compat.v1.assert_greater(I, 2, data=["call", call, I, S.m])
 S.checked(F, I, call) | F = F + 0.0 * S.checked(F, I, call) | tf.debugging.assert_greater_equal(I, I - call % 2)
