@@ -273,10 +273,8 @@ class Learning:
             return
         if any(entry.tapes != tapes.active for entry in entries):  # one of its own; jumped over, there would be none
             return
-        base = run.cursor.base
-        tensors = {a._key - base: a for a in self._arguments.tensors if type(a) is LazyTensor and a._out.const is None}
-        tensors.update((n, run.values[n]) for n in (*self._made, *region.interior) if run.values[n] is not None)
-        tapes.join(first, RegionEntry(region, self._arguments.given, tensors, run, tapes.active))
+        tensors = {n: run.values[n] for n in (*self._made, *region.interior) if run.values[n] is not None}
+        tapes.join(first, RegionEntry(region, self._arguments, tensors, run, tapes.active))
 
 
 # What a handler may be given without running anybody's code for it.

@@ -13,7 +13,7 @@ from coexec.runtime.pending import launch_beside
 from coexec.runtime.premises import LOOKED_AT
 from coexec.runtime.records import RegionEntry
 from coexec.runtime.regions import (
-    LAST_RUN_AGAIN,
+    LAST_RETRY,
     MAX_REGIONS,
     Arguments,
     Opaque,
@@ -26,7 +26,7 @@ from coexec.runtime.regions import (
 )  # fmt: skip
 from tracer import seeds
 from tracer.graph import Step
-from tracer.intercept import answering_handler, tape_is_empty, variable_accessed
+from tracer.intercept import answering_handler, tape_is_empty
 from tracer.lazy import LazyTensor, eager_constant, new_lazy, unwrap
 from tracer.library import Surroundings, call_context, gradient, is_pure, layer_call, loss_call
 from tracer.location import call_stack, place_of
@@ -52,16 +52,11 @@ class LibraryCalls:
         tapes = run.tapes
         if run.recorder is not None or tapes.foreign:
             return function(*args, **kwargs)
-        pattern: Pattern | None = run.cursor.step.pattern
-        if pattern is not None and pattern.function is function and pattern.region.silent:
-            with run.lock:
-                if self._passes(pattern, args, kwargs):
-                    return None
         if args and function.__name__ == "apply_gradients" and hasattr(args[1] if len(args) > 1 else None, "__next__"):
             args = (args[0], list(args[1]), *args[2:])  # a `zip`, most often: it would be used up
             if run.recorder is not None or tapes.foreign:  # since then
                 return function(*args, **kwargs)
-        pattern = run.cursor.step.pattern
+        pattern: Pattern | None = run.cursor.step.pattern
         if pattern is not None and pattern.function is function:
             with run.lock:
                 given = self._given(pattern, args, kwargs)
@@ -108,7 +103,7 @@ class LibraryCalls:
         if region.reason is not None:
             if region.visits < region.retry:
                 return self._run_plainly(function, args, kwargs)
-            region.retry += min(region.retry, LAST_RUN_AGAIN)
+            region.retry += min(region.retry, LAST_RETRY)
             region.reason = None
         learning = Learning(run, region, args, arguments)
         try:
@@ -191,40 +186,15 @@ class LibraryCalls:
         if pattern.around is None:
             if answering_handler() is None:
                 return None
-        elif pattern.around != self._surroundings.environment([]):
-            return None
+        else:
+            around = self._surroundings.environment([])
+            if around is not pattern.around and around != pattern.around:
+                return None
         given = pattern.given(args, kwargs, run.cursor)
         if given is None or not self._fits(region, given):
             return None
         region.visits += 1
         return given
-
-    def _passes(self, pattern: Pattern, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Jumps over a call that gives nothing, if this is the one that came last here, which is seen at once."""
-        run, region = self.run, pattern.region
-        cursor, start, end = run.cursor, region.start, region.end
-        if region.confirmed < 2 or region.uses >= region.run_again or pattern.taped is tape_is_empty():
-            return False
-        if pattern.around is not None or run.recorder is not None or run.flight is not None or run.forced >= 0:
-            return False
-        if run.options.validating or cursor.step is not start or len(run.values) != start.end or end.pause:
-            return False
-        if region.first is None or region.first.checked or len(cursor.seeds) > start.draws:
-            return False
-        if answering_handler() is None:
-            return False
-        feeds = pattern.is_given(args, kwargs, cursor)
-        if feeds is None:
-            return False
-        region.visits += 1
-        region.uses += 1
-        if feeds:
-            cursor.externals += feeds
-        run.values += [None] * (end.end - start.end)
-        cursor.step = end
-        run.regions += 1
-        run.jumped += end.depth - start.depth
-        return True
 
     def _note(self, region: Region, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Lets the next call at this place be compared with this one directly."""
@@ -290,37 +260,40 @@ class LibraryCalls:
         if region.gives_nothing and not (region.recorded or region.end.pause or function is gradient):
             return None
         made: dict[int, Any] = {}
-
         for number, out in region.made:
             lazy = made[number] = values[number] = _new(LazyTensor)  # `new_lazy`, without the call
             lazy._out = out
             lazy._key = base + number
             lazy._run = run
             lazy._value = None
+        build = region.build
+        result = self._filled(region, made, arguments.given) if build is None else build(made, arguments.given)
+        if region.recorded and function is not gradient:
+            tapes.reads(region.accessed)
+            tapes.add(RegionEntry(region, arguments, made, run, tapes.active))
+        elif function is gradient and not args[0]._persistent:
+            tapes.finished(self._number)
+        if region.end.pause:
+            launch_beside(run)
+        return result
+
+    def _filled(self, region: Region, made: dict[int, Any], given: list[Any]) -> Any:
+        """Returns what a region gives, where that is not simple; adds the tensors that it makes for it to `made`."""
+        run = self.run
+        base, values = run.cursor.base, run.values
 
         def tensor(form: Any) -> Any:
             kind, number = form
             if kind == "constant":
                 return new_lazy(number, -1, run)
             if kind == "argument":
-                return arguments.given[number]
+                return given[number]
             lazy = made.get(number)
             if lazy is None:
                 lazy = made[number] = values[number] = new_lazy(region.outputs[number], base + number, run)
             return lazy
 
-        build = region.build
-        result = fill_form(region.result, tensor) if build is None else build(made, arguments.given)
-        if region.recorded and function is not gradient:
-            for variable in region.accessed:
-                variable_accessed(variable)
-            inner = {a._key - base: a for a in arguments.tensors if type(a) is LazyTensor and a._out.const is None}
-            tapes.add(RegionEntry(region, arguments.given, {**inner, **made}, run, tapes.active))
-        elif function is gradient and not args[0]._persistent:
-            tapes.finished(self._number)
-        if region.end.pause:
-            launch_beside(run)
-        return result
+        return fill_form(region.result, tensor)
 
     def _feed(self, source: str, value: Any) -> Any:
         if source == "same":

@@ -2,11 +2,15 @@
 
 A key says which region belongs to any arguments; making one, hashing it and finding the region takes 10 us. Most calls
 are given what the call before was given at the same place, tensors by where they come from, so that the region that was
-jumped over last is asked first whether the arguments are its own, in 2.
+jumped over last is asked first whether the arguments are its own. What is asked is written down as a function, which
+takes 1 us; going through a list of what is wanted took 3.
 """
 
 from __future__ import annotations
 
+import functools
+import types
+from collections.abc import Callable
 from typing import Any
 
 from coexec.runtime.premises import is_object
@@ -17,10 +21,7 @@ from tracer.lazy import LazyTensor
 from tracer.op import Const, freeze
 from tracer.private import EagerTensor
 
-PENDING, CONSTANT, FEED, NEW, EQUAL, IDENTICAL, SEQUENCE = range(7)
-
-
-_NOTHING: list[Any] = []
+PENDING, CONSTANT, FEED, NEW = range(4)
 
 
 class Given:
@@ -28,10 +29,10 @@ class Given:
 
     __slots__ = ("_cursor", "given", "tensors")
 
-    def __init__(self, cursor: Cursor) -> None:
+    def __init__(self, cursor: Cursor, tensors: list[Any], given: list[Any]) -> None:
         self._cursor = cursor
-        self.tensors: list[Any] = []
-        self.given: list[Any] = []
+        self.tensors = tensors
+        self.given = given
 
     def const(self, number: int) -> Const | None:
         """Returns the value of a tensor that operations may take for a constant."""
@@ -42,132 +43,28 @@ class Given:
             given = given._value
         return self._cursor.constant_of(given)
 
-    def takes(self, number: int, tensor: Any, given: Any) -> bool:
-        """Adds a tensor if it is one that is to have this number: the next one, or that which has it."""
-        tensors = self.tensors
-        if number < len(tensors):
-            return tensors[number] is tensor
-        for known in tensors:
-            if known is tensor:
-                return False
-        tensors.append(tensor)
-        self.given.append(given)
-        return True
-
 
 class Pattern:
     """The arguments that one region belongs to."""
 
-    __slots__ = ("_names", "_wants", "around", "function", "marked", "region", "taped")
+    __slots__ = ("_fits", "_length", "_names", "around", "function", "region", "taped")
 
-    def __init__(self, region: Region, wants: list[Any], names: tuple[str, ...], taped: bool, around: Any) -> None:
+    def __init__(self, region: Region, fits: Any, length: int, names: tuple[str, ...]) -> None:
         self.region = region
         self.function = region.function
-        self.taped = taped
-        self.around = around  # the environment; None where the call depends on none
-        self.marked = region.function not in library.plain  # whether it looks for what Keras notes on tensors
-        self._wants = wants
+        self.taped = False
+        self.around: Any = None  # the environment; None where the call depends on none
+        self._fits = fits
+        self._length = length
         self._names = names
 
     def given(self, args: tuple[Any, ...], kwargs: dict[str, Any], cursor: Cursor) -> Given | None:
         """Returns the tensors of arguments that are this region's; None if they may be another's."""
-        values = (*args, *kwargs.values()) if kwargs else args
-        if len(values) != len(self._wants) or ((kwargs or self._names) and tuple(kwargs) != self._names):
-            return None
-        found = Given(cursor)
-        return found if self._fit(self._wants, values, found, cursor) else None
-
-    def is_given(self, args: tuple[Any, ...], kwargs: dict[str, Any], cursor: Cursor) -> list[Any] | None:
-        """Returns what a region that gives nothing takes from outside, if these are its arguments.
-
-        It says what `given` says, of no more than tensors one by one, numbers and words: an assertion's, most often,
-        of which a step may have many. None where that takes more.
-        """
-        values = (*args, *kwargs.values()) if kwargs else args
-        if len(values) != len(self._wants) or ((kwargs or self._names) and tuple(kwargs) != self._names):
-            return None
-        region, base, new = self.region, cursor.base, -1
-        constants: list[Any] = []
-        for (what, known, number), value in zip(self._wants, values, strict=True):
-            if what == EQUAL:
-                if value is not known and (type(value) is not type(known) or freeze(value) != number):
-                    return None
-            elif what == PENDING:
-                if type(value) is not LazyTensor or value._key - base != known or value._value is not None:
-                    return None
-                if value._out.const is not None:
-                    return None
-            elif what == CONSTANT:
-                if type(value) is not LazyTensor or value._value is not None:
-                    return None
-                out = value._out
-                if out.const is None or out.spec is not known or any(value is other for other in constants):
-                    return None
-                if number in region.wanted and out.const != region.wanted[number]:
-                    return None
-                constants.append(value)
-            elif what == FEED and type(value) is EagerTensor and number not in region.wanted:
-                if known >= len(cursor.externals) or cursor.externals[known] is not value:
-                    return None
-            elif what == NEW and new < 0 and type(value) is EagerTensor and number not in region.wanted:
-                if (value._datatype_enum(), value._shape_tuple()) != known:
-                    return None
-                new, tensor = number, value
-            else:
+        if kwargs or self._names:
+            if tuple(kwargs) != self._names:
                 return None
-        if new < 0:
-            return None if region.feeds else _NOTHING
-        for external in cursor.externals:
-            if external is tensor:
-                return None
-        return [tensor] if region.feeds == [("argument", new)] else None
-
-    def _fit(self, wants: list[Any], values: Any, found: Given, cursor: Cursor) -> bool:
-        for want, value in zip(wants, values, strict=True):
-            what, known, number = want
-            kind = type(value)
-            if what == EQUAL:
-                if value is not known and (kind is not type(known) or freeze(value) != number):
-                    return False
-            elif what == IDENTICAL:
-                if id(value) != known:
-                    return False
-            elif what == SEQUENCE:
-                if kind is not known or len(value) != len(number) or not self._fit(number, value, found, cursor):
-                    return False
-            elif (kind is not LazyTensor and kind is not EagerTensor) or (
-                self.marked and value.__dict__ and marks_of(value)
-            ):
-                return False
-            elif what == PENDING:
-                if kind is not LazyTensor or value._key - cursor.base != known or value._value is not None:
-                    return False
-                if value._out.const is not None or not found.takes(number, value, value):
-                    return False
-            elif what == CONSTANT:
-                if kind is not LazyTensor or value._value is not None or value._out.const is None:
-                    return False
-                if value._out.spec is not known or not found.takes(number, value, value):
-                    return False
-            else:
-                real = value
-                if kind is LazyTensor:
-                    real = value._value
-                    if real is None or value._out.const is not None:
-                        return False
-                externals = cursor.externals
-                if what == FEED:
-                    if known >= len(externals) or externals[known] is not real:
-                        return False
-                else:
-                    if (real._datatype_enum(), real._shape_tuple()) != known:
-                        return False
-                    for external in externals:
-                        if external is real:
-                            return False
-                if not found.takes(number, real, value):
-                    return False
-        return True
+            args = (*args, *kwargs.values())
+        return self._fits(args, cursor) if len(args) == self._length else None
 
 
 class _Unfit(Exception):
@@ -178,47 +75,141 @@ def pattern_of(
     region: Region, args: tuple[Any, ...], kwargs: dict[str, Any], cursor: Cursor, taped: bool, around: Any
 ) -> Pattern | None:
     """Returns the pattern of arguments whose key was just found to be a region's, before the jump; None without one."""
-    found = Given(cursor)
-    objects: list[Any] = []
+    values = (*args, *kwargs.values())
+    writer = _Writer(cursor, marked=region.function not in library.plain)
     try:
-        wants = [_want(value, found, cursor, objects) for value in (*args, *kwargs.values())]
+        fits = writer.write(values)
     except _Unfit:
         return None
-    if region.function in library.plain and not objects:
-        around = None
-    return Pattern(region, wants, tuple(kwargs), taped, around)
+    pattern = Pattern(region, fits, len(values), tuple(kwargs))
+    pattern.taped = taped
+    if region.function not in library.plain or writer.objects:
+        pattern.around = around
+    return pattern
 
 
-def _want(value: Any, found: Given, cursor: Cursor, objects: list[Any]) -> tuple[int, Any, Any]:
+class _Writer:
+    """Writes the function that compares the arguments of a call with those of one before."""
+
+    def __init__(self, cursor: Cursor, marked: bool) -> None:
+        self.objects = False  # whether there are any, which may depend on the environment
+        self._cursor = cursor
+        self._marked = marked  # whether the call looks for what Keras notes on tensors
+        self._lines: list[str] = []
+        self._known: list[Any] = []  # what arguments are compared with
+        self._names = 0
+        self._tensors: list[Any] = []  # by their numbers
+        self._numbered: list[tuple[str, str, tuple[int, int]]] = []  # tensor, as given, and what it is and where
+
+    def write(self, values: tuple[Any, ...]) -> Callable[[tuple[Any, ...], Cursor], Given | None]:
+        """Returns the function; it takes the values and the cursor."""
+        self._unpack("values", values)
+        lists = [f"[{''.join(f'{pair[k]}, ' for pair in self._numbered)}]" for k in (0, 1)]
+        lines = ["base = cursor.base", "externals = cursor.externals", *self._lines]
+        lines.append(f"return Given(cursor, {lists[0]}, {lists[1]})")
+        names = {f"known_{k}": value for k, value in enumerate(self._known)}
+        code = _code("def fits(values, cursor):\n" + "".join(f"    {line}\n" for line in lines))
+        return types.FunctionType(code, {**_NAMES, **names})
+
+    def _unpack(self, name: str, values: Any) -> None:
+        inner = [self._name() for _ in values]
+        if inner:
+            self._lines.append(f"{''.join(f'{n}, ' for n in inner)} = {name}")
+        for n, value in zip(inner, values, strict=True):
+            self._value(n, value)
+
+    def _name(self) -> str:
+        self._names += 1
+        return f"v{self._names}"
+
+    def _constant(self, value: Any) -> str:
+        self._known.append(value)
+        return f"known_{len(self._known) - 1}"
+
+    def _unless(self, condition: str) -> None:
+        self._lines.append(f"if {condition}: return None")
+
+    def _value(self, name: str, value: Any) -> None:
+        kind, what = type(value), kind_of(value)
+        if what is SCALAR:
+            known, frozen = self._constant(value), self._constant(freeze(value))
+            self._unless(f"{name} is not {known} and (type({name}) is not type({known}) or freeze({name}) != {frozen})")
+        elif what is OBJECT or (what is OTHER and is_object(value)):
+            self.objects = True
+            self._unless(f"id({name}) != {self._constant(id(value))}")  # it is not kept alive
+        elif kind is list or kind is tuple:
+            self._unless(f"type({name}) is not {kind.__name__} or len({name}) != {len(value)}")
+            self._unpack(name, value)
+        elif what is TENSOR and not (value.__dict__ and marks_of(value)):
+            self._tensor(name, value)
+        else:  # tensors that are noted on others have numbers of their own
+            raise _Unfit
+
+    def _tensor(self, name: str, value: Any) -> None:
+        marks = f" or ({name}.__dict__ and marks_of({name}))" if self._marked else ""
+        lazy = type(value) is LazyTensor
+        if lazy and value._value is None:
+            pending = f"type({name}) is not LazyTensor or {name}._value is not None{marks}"
+            if value._out.const is None:
+                place = value._key - self._cursor.base
+                there = f"{name}._key - base == {self._constant(place)} and {name}._out.const is None"
+                self._unless(f"{pending} or not ({there})")
+                self._number(name, name, (PENDING, place), value)
+            else:
+                spec = self._constant(value._out.spec)
+                self._unless(f"{pending} or {name}._out.const is None or {name}._out.spec is not {spec}")
+                self._number(name, name, (CONSTANT, 0), value)
+            return
+        if lazy and value._out.const is not None:
+            raise _Unfit
+        real = self._name()
+        self._lines.append(f"{real} = real({name})")
+        self._unless(f"{real} is None{marks}")
+        self._eager(real, name, value._value if lazy else value)
+
+    def _eager(self, real: str, given: str, value: Any) -> None:
+        for k, known in enumerate(self._cursor.externals):
+            if known is value:
+                number = self._constant(k)
+                self._unless(f"{number} >= len(externals) or externals[{number}] is not {real}")
+                self._number(real, given, (FEED, k), value)
+                return
+        spec = self._constant((value._datatype_enum(), value._shape_tuple()))
+        self._unless(f"({real}._datatype_enum(), {real}._shape_tuple()) != {spec} or is_among({real}, externals)")
+        self._number(real, given, (NEW, 0), value)
+
+    def _number(self, name: str, given: str, kind: tuple[int, int], tensor: Any) -> None:
+        """Numbers a tensor, and has it be the one that has its number, or another than those before."""
+        for (known, _, other_kind), other in zip(self._numbered, self._tensors, strict=True):
+            if other is tensor:
+                self._unless(f"{name} is not {known}")
+                return
+            # One of another kind is another one, and so is what stands at another place.
+            if kind == other_kind or (kind[0] == FEED and other_kind[0] == FEED):
+                self._unless(f"{name} is {known}")
+        self._numbered.append((name, given, kind))
+        self._tensors.append(tensor)
+
+
+def _real(value: Any) -> Any:
+    """Returns the eager tensor that an argument is or has become; None if there is none, or it may be a constant."""
     kind = type(value)
-    what = kind_of(value)
-    if what is SCALAR:
-        return EQUAL, value, freeze(value)
-    if what is OBJECT or (what is OTHER and is_object(value)):
-        objects.append(value)
-        return IDENTICAL, id(value), None
-    if kind is list or kind is tuple:
-        return SEQUENCE, kind, [_want(v, found, cursor, objects) for v in value]
-    if what is TENSOR and value.__dict__ and marks_of(value):  # tensors, some of them, that have numbers of their own
-        raise _Unfit
-    if kind is LazyTensor and value._value is None:
-        number = _number(value, value, found)
-        if value._out.const is not None:
-            return CONSTANT, value._out.spec, number
-        return PENDING, value._key - cursor.base, number
-    if (kind is LazyTensor and value._out.const is None) or kind is EagerTensor:
-        real = value._value if kind is LazyTensor else value
-        number = _number(real, value, found)
-        for k, known in enumerate(cursor.externals):
-            if known is real:
-                return FEED, k, number
-        return NEW, (real._datatype_enum(), real._shape_tuple()), number
-    raise _Unfit
+    if kind is EagerTensor:
+        return value
+    return value._value if kind is LazyTensor and value._out.const is None else None
 
 
-def _number(tensor: Any, given: Any, found: Given) -> int:
-    for number, known in enumerate(found.tensors):
-        if known is tensor:
-            return number
-    found.takes(len(found.tensors), tensor, given)
-    return len(found.tensors) - 1
+def _is_among(tensor: Any, tensors: list[Any]) -> bool:
+    return any(known is tensor for known in tensors)
+
+
+_NAMES = {
+    "Given": Given, "LazyTensor": LazyTensor, "freeze": freeze, "is_among": _is_among, "marks_of": marks_of,
+    "real": _real,
+}  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1000)  # calls of a layer in a row differ in nothing but what they are compared with
+def _code(source: str) -> types.CodeType:
+    module = compile(source, __file__, "exec")
+    return next(const for const in module.co_consts if isinstance(const, types.CodeType))

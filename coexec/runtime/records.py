@@ -90,17 +90,19 @@ class RegionEntry:
     """What a region that was jumped over would have put on tapes."""
 
     __slots__ = (
-        "_aliases", "_interior", "_outputs", "_recorded", "_run", "_values", "arguments", "externals", "region",
-        "tapes", "tensors", "version",
+        "_aliases", "_inputs", "_interior", "_outputs", "_recorded", "_run", "_tensors", "_values", "arguments", "base",
+        "externals", "region", "tapes", "version",
     )  # fmt: skip
 
     def __init__(
-        self, region: Region, arguments: list[Any], tensors: dict[int, Any], run: Any, tapes: tuple[int, ...]
+        self, region: Region, arguments: Any, tensors: dict[int, Any], run: Any, tapes: tuple[int, ...]
     ) -> None:
         self.region = region
         self.version = region.version
-        self.arguments = arguments
-        self.tensors = tensors  # by number: those that came in or out, and those that a tape holds
+        self.arguments: list[Any] = arguments.given
+        self._inputs: list[Any] | None = arguments.tensors
+        self._tensors = tensors  # by number: those that came out, and those that a tape holds
+        self.base = run.cursor.base
         self.externals = run.cursor.externals
         self._run = run
         self._values: list[Any] | None = run.values
@@ -108,6 +110,18 @@ class RegionEntry:
         self._interior, self._outputs, self._recorded = region.interior, region.outputs, region.recorded
         self.tapes = tapes
         self._aliases: dict[int, Any] | None = None
+
+    @property
+    def tensors(self) -> dict[int, Any]:
+        """The tensors of its segment by their numbers: those that came in or out, and those that a tape holds.
+
+        Those that came in are added when they are asked for: a known gradient asks for none.
+        """
+        for value in self._inputs or ():
+            if type(value) is LazyTensor and value._out.const is None:
+                self._tensors.setdefault(value._key - self.base, value)
+        self._inputs = None
+        return self._tensors
 
     def identity(self) -> Any:
         """Returns what this did, as far as it does not follow from the tensors given."""
@@ -121,11 +135,11 @@ class RegionEntry:
         values, self._values = self._values, None
         if values is None:
             return
-        base = self._run.cursor.base
+        tensors = self.tensors
         for number in self._interior:
-            if number not in self.tensors:
-                lazy = new_lazy(self._outputs[number], base + number, self._run)
-                values[number] = self.tensors[number] = lazy
+            if number not in tensors:
+                lazy = new_lazy(self._outputs[number], self.base + number, self._run)
+                values[number] = tensors[number] = lazy
 
     def constants(self) -> list[Any]:
         """Those given count as arguments, the others are the region's."""

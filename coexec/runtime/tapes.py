@@ -13,7 +13,7 @@ from typing import Any
 
 from coexec.runtime.records import Constant, Entry, record_on_tapes
 from tracer.graph import CONST, LIST, Step
-from tracer.intercept import tape_is_empty
+from tracer.intercept import tape_is_empty, variable_accessed
 from tracer.lazy import LazyTensor, Output
 from tracer.private import EagerTensor, pywrap_tfe
 
@@ -36,6 +36,8 @@ class Tapes:
         self._watches: list[tuple[int, Any]] = []
         self.steps: list[Step] | None = None  # what a library call that is being learnt has recorded
         self.variables: list[Any] | None = None  # and the variables that it has told tapes of
+        self._told: dict[int, Any] = {}  # the variables, by id, that these tapes have heard of:
+        self._told_by: tuple[int, ...] = ()
         self.touched = False  # whether something has worked on the tapes past the handler
 
     # What happens to tapes.
@@ -77,6 +79,16 @@ class Tapes:
         """A variable was read, or written, where tapes may watch it for that."""
         if self.variables is not None and not any(known is variable for known in self.variables):
             self.variables.append(variable)
+
+    def reads(self, variables: list[Any]) -> None:
+        """Tells the active tapes that variables are read, of each once."""
+        if self._told_by is not self.active:
+            self._told_by, self._told = self.active, {}
+        told = self._told
+        for variable in variables:
+            if id(variable) not in told:
+                variable_accessed(variable)
+                told[id(variable)] = variable
 
     def _cannot_wait(self) -> None:
         """Somebody wants to see every operation at once from now on."""
@@ -213,12 +225,15 @@ class Tapes:
         """
         if not self.waiting or number in self._direct or number in self._finished:
             return None
-        seen = []
+        seen: list[Any] = []
         for entry in self.entries:
             if number not in entry.tapes:
                 continue
             if type(entry) is Entry and entry.step.closed:  # a recurrent step of raw operations has some 700 of these
                 seen.append((entry.step, entry.result[0]._key - origin, entry.tapes))
+                continue
+            if type(entry) is not Entry and entry.region.closed:
+                seen.append((entry.region, entry.version, entry.base - origin, entry.tapes))
                 continue
             given = tuple([  # most are tensors of this call, which `place` would name by their keys
                 v._key - origin if type(v) is LazyTensor and v._key >= origin and v._out.const is None else place(v)

@@ -282,8 +282,8 @@ ASSERTED = {
 @pytest.mark.parametrize("name", ASSERTED)
 def test_assertions_are_passed_over_where_they_say_the_same(name, monkeypatch):
     """Arguments that are others, or other objects, are seen; those of the call before take no more than a look."""
-    passed, original = [], LibraryCalls._passes
-    monkeypatch.setattr(LibraryCalls, "_passes", lambda *given: passed.append(original(*given)) or passed[-1])
+    passed, original = [], LibraryCalls._given
+    monkeypatch.setattr(LibraryCalls, "_given", lambda *given: passed.append(original(*given)) or passed[-1])
 
     def make(decorate):
         @decorate
