@@ -87,6 +87,11 @@ def leave_run(run: Any) -> None:
     _running.remove(run)
 
 
+def has_others(run: Any) -> bool:
+    """Returns whether runs hold operations back beside this one."""
+    return any(other is not run for other in _running)
+
+
 def settle_for(handles: list[Any], but: Any = None) -> None:
     """Makes every run, `but` one, carry out what it holds back of operations on these resources."""
     for run in list(_running):

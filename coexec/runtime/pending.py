@@ -14,7 +14,7 @@ from coexec.events import Kind
 from coexec.lowering.failures import can_fail, needs_check
 from coexec.runtime.flight import Flight
 from coexec.runtime.notes import take_note
-from coexec.runtime.references import Reference, let_go, telling
+from coexec.runtime.references import Reference, let_go, present, telling
 from tracer import intercept
 from tracer.graph import Step
 from tracer.location import FREE, NAMED
@@ -91,8 +91,9 @@ def held_back(run: Any, last: Step) -> Pending:
     run.tapes.keep()
     cursor, values = run.cursor, run.values
     del values[last.end :]  # an interrupt may have come between two of these lists' growing
-    run.telling += telling(values)
-    held = let_go(values)
+    numbers = present(values)
+    run.telling += telling(values, numbers)
+    held = let_go(values, numbers)
     alive = [i for i in held if values[i]._out.const is None]
     feeds, seeds = cursor.externals[: last.external], cursor.seeds[: last.draws]
     return Pending(last, feeds, seeds, values, held, alive, assertions=run.assertions, notes=run.notes)
@@ -135,7 +136,7 @@ def _settle_others(run: Any, feeds: list[Any], handles: set[int]) -> None:
 
     Its own handles are hidden meanwhile: the others ask in turn.
     """
-    if handles:
+    if handles and intercept.has_others(run):
         intercept.settle_for([feed for feed in feeds if id(feed) in handles], but=run)
 
 

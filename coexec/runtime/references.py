@@ -28,35 +28,36 @@ def referenced(values: list[Any]) -> list[int]:
     return [i for i, value in enumerate(values) if value is not None and getrefcount(value) > _UNREFERENCED]
 
 
-def let_go(values: list[Any]) -> list[int]:
-    """Replaces by None what nobody but `values` holds; returns the numbers of the tensors that are left.
+def present(values: list[Any]) -> list[int]:
+    """Returns the numbers of the tensors that are there at all; most were made for nobody, and are not."""
+    return [i for i, value in enumerate(values) if value is not None]
+
+
+def let_go(values: list[Any], numbers: list[int]) -> list[int]:
+    """Replaces by None what nobody but `values` holds, of these; returns the numbers of the tensors that are left.
 
     A tensor that nobody wants may hold others: Keras notes on an activation what it was made of.
     """
-    held = referenced(values)
     while True:
-        kept: list[Any] = [None] * len(values)
-        for i in held:
-            kept[i] = values[i]
-        values[:] = kept
-        kept.clear()
-        still = _still_referenced(values, held)
-        if len(still) == len(held):
+        held = _still_referenced(values, numbers)
+        if len(held) == len(numbers):
             return held
-        held = still
+        for i in set(numbers).difference(held):
+            values[i] = None
+        numbers = held
 
 
 def _still_referenced(values: list[Any], numbers: list[int]) -> list[int]:
     return [i for i in numbers if getrefcount(values[i]) > _UNREFERENCED_ITEM]
 
 
-def telling(values: list[Any]) -> list[LazyTensor]:
-    """Returns the tensors whose end user code may hear of: by weak references, or objects that only they hold.
+def telling(values: list[Any], numbers: list[int]) -> list[LazyTensor]:
+    """Returns the tensors whose end user code may hear of, by weak references or by objects that only they hold.
 
     It may issue operations, for which a call is not ready while it carries out others. The call itself has no
     references to them yet.
     """
-    return [v for v in values if v is not None and (getweakrefcount(v) or (v.__dict__ and not _holds_tensors(v)))]
+    return [v for i in numbers if getweakrefcount(v := values[i]) or (v.__dict__ and not _holds_tensors(v))]
 
 
 def _holds_tensors(lazy: LazyTensor) -> bool:
