@@ -36,6 +36,17 @@ from tracer.spec import RESOURCE
 _new = LazyTensor.__new__
 
 
+class _NoConstants:
+    """Stands for the arguments of a gradient that has constants on its tape: their numbers are part of a key."""
+
+    @staticmethod
+    def key(value: Any) -> Any:
+        raise Opaque("a constant is on its tape")
+
+
+_NO_CONSTANTS: Any = _NoConstants()
+
+
 class LibraryCalls:
     """The library calls of one followed call."""
 
@@ -138,22 +149,28 @@ class LibraryCalls:
         if function is not gradient:
             given = arguments.key(args), arguments.key(kwargs) if kwargs else None
             return function, taped, around, given
-        tape, rest = args[0], args[1:]
+        kind, history = self._seen(args[0], taped, functools.partial(self._place, arguments))
+        given = arguments.key(args[1:]), arguments.key(kwargs)
+        places = [self._place(arguments, v) for v in arguments.given]
+        if self._knows_handles():  # else none can be a source's
+            places += [self._place(arguments, v) for v in arguments.anchors]
+        return function, (kind, history, tuple(places)), around, given
+
+    def _seen(self, tape: Any, taped: bool, place: Any) -> tuple[Any, Any]:
+        """Returns what kind of tape a gradient is asked of, and what it has seen; `place` names tensors."""
+        tapes = self.run.tapes
         if tape._tape is None:
             raise Opaque("its tape has been used")
-        number = self._number = self.run.tapes.number(tape._tape._tape)
-        if taped and (tape._persistent or any(active != number for active in self.run.tapes.active)):
+        number = self._number = tapes.number(tape._tape._tape)
+        if taped and (tape._persistent or any(active != number for active in tapes.active)):
             raise Opaque("a tape records the gradient")
-        place = functools.partial(self._place, arguments)
-        history = self.run.tapes.history(number, place, self._origin)
+        history = tapes.history(number, place, self._origin)
         if history is None or number < 0:
             raise Opaque("its tape has records of operations outside of known library calls")
-        kind = tape._persistent, tape._watch_accessed_variables
-        given = arguments.key(rest), arguments.key(kwargs)
-        places = [place(v) for v in arguments.given]
-        if any(v._datatype_enum() == RESOURCE for _, v in self._outsiders.values()):  # else none can be a source's
-            places += [place(v) for v in arguments.anchors]
-        return function, kind, around, given, history, tuple(places)
+        return (tape._persistent, tape._watch_accessed_variables), history
+
+    def _knows_handles(self) -> bool:
+        return any(v._datatype_enum() == RESOURCE for _, v in self._outsiders.values())
 
     def _place(self, arguments: Arguments, value: Any) -> Any:
         """Names a tensor or variable by where in the call it has come from.
@@ -181,8 +198,9 @@ class LibraryCalls:
         run, region = self.run, pattern.region
         if run.recorder is not None or run.flight is not None or run.options.validating:
             return None
-        if region.confirmed < 2 or region.uses >= region.run_again or pattern.taped is tape_is_empty():
+        if region.confirmed < 2 or region.uses >= region.run_again:
             return None
+        taped = not tape_is_empty()
         if pattern.around is None:
             if answering_handler() is None:
                 return None
@@ -190,19 +208,38 @@ class LibraryCalls:
             around = self._surroundings.environment([])
             if around is not pattern.around and around != pattern.around:
                 return None
-        given = pattern.given(args, kwargs, run.cursor)
+        if region.function is not gradient:
+            given = pattern.given(args, kwargs, run.cursor) if pattern.before == taped else None
+        else:
+            given = self._given_to_gradient(pattern, args, kwargs, taped)
         if given is None or not self._fits(region, given):
             return None
         region.visits += 1
         return given
 
+    def _given_to_gradient(self, pattern: Pattern, args: Any, kwargs: dict[str, Any], taped: bool) -> Given | None:
+        given = pattern.given(args[1:], kwargs, self.run.cursor)
+        if given is None:
+            return None
+        try:
+            place = functools.partial(self._place, _NO_CONSTANTS)
+            seen = *self._seen(args[0], taped, place), tuple([place(v) for v in given.given])
+        except Opaque:
+            return None
+        return given if seen == pattern.before and not self._knows_handles() else None
+
     def _note(self, region: Region, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Lets the next call at this place be compared with this one directly."""
-        if region.function is gradient:  # what its tape has seen counts, too
-            return
         if region.pattern is None and not region.uses & (region.uses - 1):
-            region.pattern = pattern_of(region, args, kwargs, self.run.cursor, *key[1:3])
+            given = args[1:] if region.function is gradient else args
+            pattern = pattern_of(region, given, kwargs, self.run.cursor, *key[1:3])
+            if pattern is not None and region.function is gradient and not self._is_itself(pattern, args, kwargs):
+                pattern = None
+            region.pattern = pattern
         region.start.pattern = region.pattern
+
+    def _is_itself(self, pattern: Pattern, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return self._given_to_gradient(pattern, args, kwargs, not tape_is_empty()) is not None
 
     def _fits(self, region: Region, arguments: Arguments | Given) -> bool:
         run = self.run

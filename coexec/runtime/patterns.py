@@ -21,7 +21,7 @@ from tracer.lazy import LazyTensor
 from tracer.op import Const, freeze
 from tracer.private import EagerTensor
 
-PENDING, CONSTANT, FEED, NEW = range(4)
+PENDING, FEED, NEW = range(3)
 
 
 class Given:
@@ -47,12 +47,12 @@ class Given:
 class Pattern:
     """The arguments that one region belongs to."""
 
-    __slots__ = ("_fits", "_length", "_names", "around", "function", "region", "taped")
+    __slots__ = ("_fits", "_length", "_names", "around", "before", "function", "region")
 
     def __init__(self, region: Region, fits: Any, length: int, names: tuple[str, ...]) -> None:
         self.region = region
         self.function = region.function
-        self.taped = False
+        self.before: Any = None  # whether tapes record; of a gradient, what its tape has seen
         self.around: Any = None  # the environment; None where the call depends on none
         self._fits = fits
         self._length = length
@@ -72,7 +72,7 @@ class _Unfit(Exception):
 
 
 def pattern_of(
-    region: Region, args: tuple[Any, ...], kwargs: dict[str, Any], cursor: Cursor, taped: bool, around: Any
+    region: Region, args: tuple[Any, ...], kwargs: dict[str, Any], cursor: Cursor, before: Any, around: Any
 ) -> Pattern | None:
     """Returns the pattern of arguments whose key was just found to be a region's, before the jump; None without one."""
     values = (*args, *kwargs.values())
@@ -82,7 +82,7 @@ def pattern_of(
     except _Unfit:
         return None
     pattern = Pattern(region, fits, len(values), tuple(kwargs))
-    pattern.taped = taped
+    pattern.before = before
     if region.function not in library.plain or writer.objects:
         pattern.around = around
     return pattern
@@ -148,35 +148,38 @@ class _Writer:
     def _tensor(self, name: str, value: Any) -> None:
         marks = f" or ({name}.__dict__ and marks_of({name}))" if self._marked else ""
         lazy = type(value) is LazyTensor
-        if lazy and value._value is None:
-            pending = f"type({name}) is not LazyTensor or {name}._value is not None{marks}"
-            if value._out.const is None:
-                place = value._key - self._cursor.base
-                there = f"{name}._key - base == {self._constant(place)} and {name}._out.const is None"
-                self._unless(f"{pending} or not ({there})")
-                self._number(name, name, (PENDING, place), value)
-            else:
-                spec = self._constant(value._out.spec)
-                self._unless(f"{pending} or {name}._out.const is None or {name}._out.spec is not {spec}")
-                self._number(name, name, (CONSTANT, 0), value)
+        if lazy and value._out.const is None and value._value is None:
+            place = value._key - self._cursor.base
+            there = f"{name}._key - base == {self._constant(place)} and {name}._out.const is None"
+            self._unless(f"type({name}) is not LazyTensor or {name}._value is not None{marks} or not ({there})")
+            self._number(name, name, (PENDING, place), value)
             return
-        if lazy and value._out.const is not None:
-            raise _Unfit
         real = self._name()
+        if lazy and value._out.const is not None:
+            spec = self._constant(value._out.spec)
+            constant = f"type({name}) is LazyTensor and {name}._out.const is not None and {name}._out.spec is {spec}"
+            self._unless(f"not ({constant}){marks}")
+            self._lines.append(f"{real} = {name} if {name}._value is None else {name}._value")
+            self._eager(real, name, value if value._value is None else value._value)
+            return
         self._lines.append(f"{real} = real({name})")
         self._unless(f"{real} is None{marks}")
-        self._eager(real, name, value._value if lazy else value)
+        eager = value._value if lazy else value
+        spec = self._constant((eager._datatype_enum(), eager._shape_tuple()))
+        if not self._eager(real, name, eager):
+            self._unless(f"({real}._datatype_enum(), {real}._shape_tuple()) != {spec}")
 
-    def _eager(self, real: str, given: str, value: Any) -> None:
+    def _eager(self, real: str, given: str, value: Any) -> bool:
+        """Has a tensor be the same feed, or a new one, as constants without a value are; returns whether a feed."""
         for k, known in enumerate(self._cursor.externals):
             if known is value:
                 number = self._constant(k)
                 self._unless(f"{number} >= len(externals) or externals[{number}] is not {real}")
                 self._number(real, given, (FEED, k), value)
-                return
-        spec = self._constant((value._datatype_enum(), value._shape_tuple()))
-        self._unless(f"({real}._datatype_enum(), {real}._shape_tuple()) != {spec} or is_among({real}, externals)")
+                return True
+        self._unless(f"is_among({real}, externals)")
         self._number(real, given, (NEW, 0), value)
+        return False
 
     def _number(self, name: str, given: str, kind: tuple[int, int], tensor: Any) -> None:
         """Numbers a tensor, and has it be the one that has its number, or another than those before."""
