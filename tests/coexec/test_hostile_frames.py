@@ -239,7 +239,8 @@ def test_tapes_on_threads_while_another_function_is_compiled():
                     loss = loss + float(tf.reduce_max(x))
             return loss, tape.gradient(loss, v)
 
-        found = [step(tf.constant([0.1, 0.2, 0.3]) * k) for k in range(12)]
+        # Where tanh is nearly 1, its last digit, another under XLA, is a hundredth of the gradient.
+        found = [step(tf.constant([0.01, 0.02, 0.03]) * k) for k in range(12)]
         assert step.stats().followed >= 8
         return snapshot(found)
 
