@@ -33,7 +33,7 @@ class Tapes:
         self._done = 0  # entries that are on their tapes
         self._direct: set[int] = set()  # tapes with records that never were entries
         self._finished: set[int] = set()
-        self._watches: list[tuple[int, Any]] = []
+        self._watches: list[tuple[int, Any, int]] = []  # by which tape, what, behind how many of its entries
         self.steps: list[Step] | None = None  # what a library call that is being learnt has recorded
         self.variables: list[Any] | None = None  # and the variables that it has told tapes of
         self._told: dict[int, Any] = {}  # the variables, by id, that these tapes have heard of:
@@ -65,11 +65,18 @@ class Tapes:
         self.active = tuple(n for n in self.active if self.known[n] is not tape)
 
     def watched(self, tape: Any, tensor: Any) -> None:
-        """A tape was told to watch a tensor; a constant is fed from now on: it is not any other of its value."""
+        """A tape was told to watch a tensor; a constant is fed from now on: it is not any other of its value.
+
+        The tape must know by then what it has recorded of the tensor before: that is not watched.
+        """
         if type(tensor) is LazyTensor and tensor._out.const is not None:
             tensor.resolve()
             tensor._out = Output(tensor._out.spec, None, tensor._out.node)
-        self._watches.append((self.number(tape), tensor))
+        number = self.number(tape)
+        before = len(self.entries_of(number))
+        if before:
+            self.catch_up()
+        self._watches.append((number, tensor, before))
 
     def number(self, tape: Any) -> int:
         """Returns a tape's number; -1 for one of somebody else's."""
@@ -240,7 +247,7 @@ class Tapes:
                 for v in entry.given()
             ])  # fmt: skip
             seen.append((entry.identity(), given, entry.tapes))
-        watches = [place(tensor) for n, tensor in self._watches if n == number]
+        watches = [(place(tensor), before) for n, tensor, before in self._watches if n == number]
         return number, tuple(seen), tuple(watches)
 
     def entries_of(self, number: int) -> list[Any]:

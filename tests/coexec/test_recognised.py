@@ -299,6 +299,30 @@ def test_other_gradients_are_others(name):
     assert fn.stats().regions > 20, fn.explain()
 
 
+def test_what_was_recorded_before_a_tensor_is_watched_is_not_watched():
+    """A tensor or variable that is watched before, between or behind the layers that take it."""
+
+    def make(decorate):
+        act, dense = layers.LeakyReLU(0.25), layers.Dense(3)
+        dense.build((4, 3))
+
+        @decorate
+        def step(x, when):
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                y = tf.zeros((4, 3))
+                for n in range(4):
+                    if n == when:
+                        tape.watch([x, dense.kernel.value])
+                    y = y + (dense(x) if n else act(x))
+            return tape.gradient(y, [x, dense.kernel, dense.bias])
+
+        return step
+
+    whens = [3] * 9 + [0] * 9 + [3, 1, 0, 4, 2] * 4
+    fn = run_both(seeded(make), [(tf.constant(X * (1 + n % 3)), when) for n, when in enumerate(whens)])
+    assert fn.stats().regions > 100, fn.explain()
+
+
 def test_data_made_in_the_call_is_recognised(looked_up):
     """A layer on tensors made of arrays, which are constants as far as shapes go, takes no key."""
 
