@@ -173,6 +173,7 @@ class Arguments:
         self.given: list[Any] = []  # the same as the program gave them, which is how tapes know them
         self.consts: list[Const | None] = []  # the values of those that operations may take for constants
         self.anchors: list[Any] = []  # objects that count by identity
+        self._inside: set[int] = set()  # the ids of the tensors whose notes are being looked at
 
     def settle(self) -> None:
         """Gives constants their values, for what compares tensors by identity."""
@@ -190,9 +191,7 @@ class Arguments:
             return id(value)
         if what is TENSOR:
             marks = value.__dict__ and marks_of(value)
-            if not marks:
-                return self._tensor(value)
-            return "marked", self._tensor(value), tuple([(name, self.key(mark)) for name, mark in marks.items()])
+            return self._marked(value, marks) if marks else self._tensor(value)
         if what is SEQUENCE:
             return kind, tuple([self.key(v) for v in value])
         if what is SCALAR:
@@ -228,6 +227,15 @@ class Arguments:
                 return "feed", k
         spec = spec_of(value)
         return "new", self._add(value, given, self._constant_of(value)), spec.enum, spec.shape
+
+    def _marked(self, value: Any, marks: dict[str, Any]) -> Any:
+        """Returns the key of a tensor on which something is noted, which may be noted on that in turn."""
+        if id(value) in self._inside:
+            raise Opaque("a tensor is noted on what is noted on it")
+        self._inside.add(id(value))
+        found = "marked", self._tensor(value), tuple([(name, self.key(mark)) for name, mark in marks.items()])
+        self._inside.discard(id(value))
+        return found
 
     def const(self, number: int) -> Const | None:
         """Returns the value of a tensor that operations may take for a constant."""

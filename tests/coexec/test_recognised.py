@@ -149,6 +149,25 @@ def test_tensors_of_before_are_others():
     run_both(seeded(make), [(tf.constant(X), how) for how in ways])
 
 
+def test_tensors_may_hold_each_other():
+    """Attributes of tensors that lead back to them: such a call is run as it is."""
+
+    def make(decorate):
+        act = layers.LeakyReLU()
+
+        @decorate
+        def step(x, turned):
+            y = act(x)
+            z = y * 2.0
+            if turned:
+                y.after, z.before, x.own = z, [y], {"x": x}
+            return act(y), act(z), act(x)
+
+        return step
+
+    run_both(make, [(tf.constant(X), n % 3 > 0) for n in range(20)])
+
+
 def test_scopes_are_looked_at():
     """The same call under another policy, in a tape, or in an outer layer is another."""
 
