@@ -164,6 +164,7 @@ class Effects:
         self.runs_user_code = self._collecting = False
         self.objects: list[Any] = []  # whose attributes the call may have read
         self.read: set[int] = set()  # the ids of tensors from before whose values Python has read
+        self.held: set[int] = set()  # the ids of tensors that the objects hold
 
     def __enter__(self) -> Effects:
         self._namespaces = _namespaces()
@@ -171,8 +172,7 @@ class Effects:
         if self._before is None:
             self.reason = f"it can reach more than {MAX_OBJECTS} objects"
         else:
-            self._random = _random_states()
-            self._generator = generator()
+            self._random, self._generator = _random_states(), generator()
             self._newest = ops.uid()
             self._collecting = gc.isenabled()
             gc.disable()  # its callbacks are somebody's Python, and no part of the call
@@ -257,6 +257,8 @@ class Effects:
                 self.reason = f"it changes {_describe(holder, names, values, names_now, values_now)}"
                 return
         self.objects = [holder for holder, names, _ in before.values() if names is not None]
+        tensors = [v for _, _, values in before.values() for v in values if isinstance(v, EagerTensor)]
+        self.held = {id(each) for v in tensors for each in (v, getattr(v, "_value", v))}
 
 
 class _Averted:

@@ -90,6 +90,9 @@ class Learning:
             try:
                 if proof is not None:
                     self._rest_on(proof, held, given, result)
+                    own = effects.held | proof.premises.tensors
+                    if any(id(v) in own for v in arguments.tensors):  # which of the two it takes where nobody knows
+                        raise Opaque("it holds a tensor that it is given")
                 with run.lock:
                     self._fill(result, effects.read, drawn)
                     self._record_as_one(first)

@@ -56,6 +56,7 @@ class Premises:
         self._classes: dict[int, tuple[str, Any, set[str]]] = {}
         self._asked: set[str] = set()
         self._holds: Callable[[], bool] | None = None
+        self.tensors: set[int] = set()  # the ids of those among what was looked at, as it is written
 
     def hold(self) -> bool:
         """Returns whether everything is what it was."""
@@ -130,6 +131,7 @@ class Premises:
 
     def finish(self) -> tuple[list[Any], list[Any]]:
         """Writes the look-ups down; returns the variables among what was looked at, and Keras' objects."""
+        self.tensors = {id(v) for v in self._kept if type(v) is EagerTensor}
         variables = [v for v in self._kept if issubclass(type(v), _VARIABLES)]
         objects = [v for v in self._kept if issubclass(type(v), _KERAS)]
         body = "\n".join([*(f"    {line}" for line in self._lines), "    return True"])

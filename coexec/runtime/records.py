@@ -90,8 +90,8 @@ class RegionEntry:
     """What a region that was jumped over would have put on tapes."""
 
     __slots__ = (
-        "_aliases", "_inputs", "_interior", "_outputs", "_recorded", "_run", "_tensors", "_values", "arguments", "base",
-        "externals", "region", "tapes", "version",
+        "_aliases", "_inputs", "_interior", "_outputs", "_own", "_recorded", "_run", "_tensors", "_values", "arguments",
+        "base", "externals", "region", "tapes", "version",
     )  # fmt: skip
 
     def __init__(
@@ -108,6 +108,7 @@ class RegionEntry:
         self._values: list[Any] | None = run.values
         # As they are now: regions learn.
         self._interior, self._outputs, self._recorded = region.interior, region.outputs, region.recorded
+        self._own = region.own
         self.tapes = tapes
         self._aliases: dict[int, Any] | None = None
 
@@ -150,8 +151,8 @@ class RegionEntry:
         self.region.gradients.add(region)
 
     def given(self) -> list[Any]:
-        """Returns the tensors given."""
-        return self.arguments
+        """Returns the tensors given, and those that the region holds: they may be some that the program has, too."""
+        return [*self.arguments, *self._own] if self._own else self.arguments
 
     def find(self, value: Any) -> Any:
         """Returns what `get` finds this eager tensor by; None if it is not known here."""

@@ -72,6 +72,7 @@ class Region(Watcher):
         self.read: list[tuple[int, Const]] = []  # arguments whose value its Python reads
         self.taken: list[tuple[int, Const]] = []  # and those whose value operations have taken for a constant
         self.pins: list[tuple[int, Any]] = []  # feeds of operations before that must be these objects
+        self.own: list[Any] = []  # tensors that it holds itself, of which a gradient may be asked
         self.context: dict[str, Any] = {}  # what its layers leave in Keras' call context for those behind them
         self.notes: dict[Step, Any] = {}  # what Keras adds to errors of its operations, where others have it otherwise
         self.result: Any = None  # its form
@@ -93,7 +94,9 @@ class Region(Watcher):
         same = self.confirmed > 0 and all(_same(getattr(self, name), value) for name, value in parts.items())
         for name, value in parts.items():
             setattr(self, name, value)
-        self.closed = all(place is not None and place >= 0 for place in self.places)
+        held = [*(v for source, v in self.feeds if source == "same"), *(v for _, v in self.pins)]
+        self.own = [v for v in held if v.dtype.is_floating or v.dtype.is_complex]
+        self.closed = not self.own and all(place is not None and place >= 0 for place in self.places)
         self.gives_nothing = self.result[0] == "object" and self.result[1] is None
         self.confirmed = self.confirmed + 1 if same else 1
         self.version += not same

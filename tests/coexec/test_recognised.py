@@ -342,6 +342,72 @@ def test_what_was_recorded_before_a_tensor_is_watched_is_not_watched():
     assert fn.stats().regions > 100, fn.explain()
 
 
+HELD = tf.constant(X * 2.0)
+
+
+class Holding(layers.Layer):
+    """A layer with a tensor of its own, which the program has, too."""
+
+    def call(self, x):
+        return tf.tanh(x) * HELD + x
+
+
+@coexec.pure
+def holding(x):
+    """A function that shares a tensor with the program."""
+    return tf.tanh(x) * HELD + x
+
+
+def normalizing():
+    """Keras' own: its mean is a tensor."""
+    layer = layers.Normalization(mean=X[0], variance=np.abs(X[1]) + 1.0)
+    layer.build((4, 3))
+    return layer
+
+
+HOLDING = {
+    "a layer": lambda: (Holding(), HELD),
+    "a function": lambda: (holding, HELD),
+    "Keras": lambda: (layer := normalizing(), layer.mean),
+}
+
+
+@pytest.mark.parametrize("name", HOLDING)
+@pytest.mark.parametrize("own", [True, False])
+def test_what_is_held_may_be_given(name, own):
+    """A call that holds a tensor is given that, first or later, or it is watched beside: other tensors are others."""
+
+    def make(decorate):
+        call, held = HOLDING[name]()
+        other = held * 1.5
+
+        @decorate
+        def step(x, how):
+            given = held if how else other
+            with tf.GradientTape() as tape:
+                tape.watch(given)
+                y = tf.reduce_sum(call(x)) + tf.reduce_sum(given * 3.0)
+            return call(given), y, tape.gradient(y, given)
+
+        @decorate
+        def alone(how):
+            x = held if how else other
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = call(x)
+            return y, tape.gradient(y, x)
+
+        def both(x, how):
+            return step(x, how), alone(how)
+
+        both.stats = getattr(step, "stats", None)
+        return both
+
+    ways = [own] * 8 + [not own] * 12 + [own, not own] * 4 + [own] * 8
+    fn = run_both(seeded(make), [(tf.constant(X * (1 + n % 3)), how) for n, how in enumerate(ways)])
+    assert fn.stats().regions > 30
+
+
 def test_data_made_in_the_call_is_recognised(looked_up):
     """A layer on tensors made of arrays, which are constants as far as shapes go, takes no key."""
 
