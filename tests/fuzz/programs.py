@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 FLOATS, WHOLES = ("a", "b", "c"), ("i", "j")
+TAPES = ("tape", "upper", "third", "fourth", "fifth")  # by how many others are around
 
 FLOAT = """
 F + F | F - F | F * 0.5 + F * 0.25 | tf.tanh(F * F) | tf.clip_by_value(F * F, -9.0, 9.0) | tf.maximum(F, F) | -F
@@ -82,8 +83,18 @@ F = tf.py_function(S.callback, [F], tf.float32)
 
 KERAS = """
 F = S.layer("dense")(F[None])[0] | F = S.layer("norm")(F[None])[0] | F = S.layer("drop")(F[None], training=True)[0]
-F = S.layer("model")(F[None])[0] | F = F * keras.losses.mse(F, F) | S.layer("metric").update_state(F)
+F = S.layer("model")(F[None])[0] | F = F * keras.losses.mean_squared_error(F, F) | S.layer("metric").update_state(F)
 S.log.append(S.layer("metric").result()) | F = keras.ops.softmax(F) | F = S.layer("own")(F[None])[0] | S.train(F)
+"""
+
+# Library calls that are followed as one: what they are given may be what they hold, or made of data in the call.
+LIBRARY = """
+F = S.layer("leaky")(F) | F = S.layer("holding")(F) | F = S.shared(F) | F = S.layer("add")([F, F])
+F = S.layer("multiply")([F, F]) | F = S.layer("dense")(F[None])[0] | F = S.layer("model")(F[None], training=call > 9)[0]
+F = tf.clip_by_value(F, -1.0, 1.0) | F = F * S.layer("huber")(F, F) | F = S.held | S.held = tf.tanh(F)
+S.layer("holding").held = tf.tanh(F) | F = F * S.held | F = tf.constant([0.5, -1.0, 2.0]) | F = tf.constant(S.array)
+F = tf.constant(np.full(3, call % 2, np.float32)) | S.array[call % 3] = call % 5 | F = tf.tanh(F) * S.v
+S.layer("dense").trainable = call % 7 < 4
 """
 
 # Python of every kind; `B` stands for a condition.
@@ -124,9 +135,14 @@ LOOPS = (
     "for k, c in enumerate([F, F]):", "for a in stream(F, I):", "for k in range(call % 3):", "for k in I % 3:",
 )  # fmt: skip
 
+# How often each kind comes: in most programs, and in those that are about library calls and tapes.
 KINDS = {
-    "float": (FLOAT, 20), "whole": (WHOLE, 8), "risky": (RISKY, 14), "random": (RANDOM, 8), "state": (STATE, 14),
-    "read": (READ, 6), "keras": (KERAS, 4), "python": (PYTHON, 8),
+    "float": (FLOAT, 20, 10), "whole": (WHOLE, 8, 2), "risky": (RISKY, 14, 1), "random": (RANDOM, 8, 1),
+    "state": (STATE, 14, 3), "read": (READ, 6, 2), "keras": (KERAS, 4, 4), "library": (LIBRARY, 4, 30),
+    "python": (PYTHON, 8, 2),
+}  # fmt: skip
+COMPOUND = {
+    "if": (5, 5), "loop": (3, 1), "while": (1, 0), "try": (6, 1), "with": (2, 1), "tape": (3, 9), "yield": (1, 0),
 }  # fmt: skip
 
 
@@ -135,7 +151,7 @@ def alternatives(text: str) -> list[str]:
     return [part.strip() for line in text.strip().splitlines() for part in line.split(" | ")]
 
 
-RULES = {kind: alternatives(text) for kind, (text, _) in KINDS.items()}
+RULES = {kind: alternatives(text) for kind, (text, *_) in KINDS.items()}
 CONDITIONS, RAISES = alternatives(CONDITION), alternatives(RAISED)
 
 
@@ -195,6 +211,7 @@ class Maker:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.random = random.Random(seed)
+        self.about_tapes = self.random.random() < 0.3
         self.inside: list[str] = []  # the compound statements around
         self.function = "step"
 
@@ -204,8 +221,9 @@ class Maker:
         for name, most in (("helper", 3), ("stream", 2), ("step", 9)):
             self.function = name
             functions[name] = self.block(most, least=2 if name == "step" else 1)
-        shapes = 3 if self.random.random() < 0.8 else 5
-        inputs = [0, 0, *(self.random.randrange(shapes) for _ in range(6))]
+        shapes = 3 if self.random.random() < (0.95 if self.about_tapes else 0.8) else 5
+        # What a library call does is known after some calls, and told from other things that it may do.
+        inputs = [0, 0, *(self.random.randrange(shapes) for _ in range(18 if self.about_tapes else 6))]
         ways = {"call": self.random.randrange(2, 8), "event": self.random.randrange(12)}
         return Program(functions, inputs, self.seed, ways if self.random.random() < 0.25 else {})
 
@@ -217,8 +235,10 @@ class Maker:
             return self.compound()
         if self.inside and self.random.random() < 0.12:
             return self.leaving()
+        if "tape" in self.inside and self.random.random() < (0.25 if self.about_tapes else 0.1):
+            return self.watching()
         kinds = [kind for kind in KINDS if self.function == "step" or kind != "python"]
-        kind = self.random.choices(kinds, [KINDS[k][1] for k in kinds])[0]
+        kind = self.random.choices(kinds, [KINDS[k][1 + self.about_tapes] for k in kinds])[0]
         text = self.random.choice(RULES[kind])
         if kind == "float":
             text = f"F = {text}"
@@ -240,8 +260,14 @@ class Maker:
             return leaving
         return Statement([(self.filled("if B:"), [leaving])])
 
+    def watching(self) -> Statement:
+        """Has one of the tapes around watch something from here on: always, or under a condition."""
+        tape = self.random.choice(TAPES[: self.inside.count("tape")])
+        watching = Statement([(f"{tape}.watch({self.random.choice((*FLOATS, 'S.v', 'S.held'))})", None)])
+        return watching if self.random.random() < 0.5 else Statement([(self.filled("if B:"), [watching])])
+
     def compound(self) -> Statement:
-        kind = self.random.choices(("if", "loop", "while", "try", "with", "tape", "yield"), (5, 3, 1, 6, 2, 3, 1))[0]
+        kind = self.random.choices(list(COMPOUND), [often[self.about_tapes] for often in COMPOUND.values()])[0]
         self.inside.append(kind)
         try:
             return getattr(self, f"_{kind}")()
@@ -293,14 +319,20 @@ class Maker:
         return Statement([(self.filled(f"with {self.random.choice(MANAGERS)}:"), self.block(3))])
 
     def _tape(self) -> Statement:
-        kept = self.random.random() < 0.3
-        source, result = self.random.choice(FLOATS), self.random.choice(FLOATS)
+        choice, chance, tape = self.random.choice, self.random.random, TAPES[self.inside.count("tape") - 1]
+        kept, source, result = chance() < 0.3, choice(FLOATS), choice(FLOATS)
+        others = [choice((*FLOATS, "S.held", "S.alias", '*S.layer("dense").trainable_variables')) for _ in range(2)]
+        options = f"persistent={kept}" + (", watch_accessed_variables=False" if chance() < 0.2 else "")
+        watch = f"\n    {tape}.watch({source})" if chance() < 0.7 else ""
         loss = Statement([(self.filled("loss = tf.reduce_sum(F * F)"), None)])
-        head = f"with tf.GradientTape(persistent={kept}) as tape:\n    tape.watch({source})"
-        ask = f"found = tape.gradient(loss, [S.v, {source}])"
+        target = self.filled(choice(("loss", "loss", "loss", "F", "[loss, F]", "F, output_gradients=F")))
+        target, _, given = target.partition(", output")
+        ask = f"found = {tape}.gradient({target}, [S.v, {source}, {', '.join(others)}]{given and f', output{given}'})"
         uses = "S.update(found[0])", f"{result} = S.bounded(found[1], {result})", "S.optimize(found)"
-        again = [Statement([("S.update(tape.gradient(loss, S.v))", None)])] if kept else []
-        used = [Statement([(ask, None)]), Statement([(self.random.choice(uses), None)]), *again]
+        uses += f"{result} = S.gathered(found, {result})", f"{result} = S.gathered(found, {result})"
+        again = [Statement([(f"S.update({tape}.gradient(loss, [{others[0]}, S.v])[-1])", None)])] if kept else []
+        used = [Statement([(ask, None)]), Statement([(choice(uses), None)]), *again]
+        head = f"with tf.GradientTape({options}) as {tape}:{watch}"
         return Statement([(head, [*self.block(3), loss]), ("if True:", used)])
 
     def _yield(self) -> Statement:

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+import coexec
 from tracer.errors import FailedTensor
 
 
@@ -44,6 +45,26 @@ class Own(keras.layers.Layer):
         return self.inner(x) + x if self.seen % 3 else self.inner(x)
 
 
+class Holding(keras.layers.Layer):
+    """A layer with a tensor of its own, which the program may have, too."""
+
+    def __init__(self):
+        super().__init__(name="holding")
+        self.held = SHARED
+
+    def call(self, x):
+        return tf.tanh(x) * self.held + x * 0.5
+
+
+SHARED = tf.constant([0.25, -0.75, 1.25])
+
+
+@coexec.pure
+def shared(x):
+    """What is followed as one, and has a tensor that the program may have, too."""
+    return tf.sin(x) * SHARED - x * 0.25
+
+
 def model():
     first, last = keras.layers.Dense(4, "tanh", name="first"), keras.layers.Dense(3, name="last")
     return keras.Sequential([first, keras.layers.Dropout(0.3, name="between"), last], name="model")
@@ -57,6 +78,11 @@ LAYERS = {
     "model": model,
     "metric": lambda: keras.metrics.Mean(name="metric"),
     "own": Own,
+    "leaky": lambda: keras.layers.LeakyReLU(0.25, name="leaky"),
+    "add": lambda: keras.layers.Add(name="add"),
+    "multiply": lambda: keras.layers.Multiply(name="multiply"),
+    "huber": lambda: keras.losses.Huber(name="huber"),
+    "holding": Holding,
 }
 
 
@@ -84,7 +110,7 @@ class State:
         self.v, self.alias = self.own
         self.log, self.kept, self.named = [], [], {}
         self.layers, self.optimizer = {}, None
-        self.count, self.rate = call, 0.5
+        self.count, self.rate, self.held, self.array = call, 0.5, SHARED, np.float32([1.5, 0.0, -0.5])
         self.out.seek(0)
         self.out.truncate()
         keras.utils.set_random_seed(100 + call)
@@ -92,11 +118,11 @@ class State:
     def contents(self, failed):
         """All that can be compared; where an operation `failed` and nobody caught it, Python may have run on."""
         seen = {name: 0 if failed else getattr(layer, "seen", 0) for name, layer in self.layers.items()}
-        layers = {name: (layer.variables, seen[name]) for name, layer in self.layers.items()}
+        layers = {name: (getattr(layer, "variables", ()), seen[name]) for name, layer in self.layers.items()}
         variables = self.own, self.m, self.variables, self.generator.state, self.seeds.state
         optimizer = self.optimizer and self.optimizer.variables
         table = sorted(zip(*(part.numpy().tolist() for part in self.table.export()), strict=True))
-        python = self.v, self.alias, self.kept, self.named, self.count, self.rate, self.out.getvalue()
+        python = self.v, self.alias, self.kept, self.named, self.count, self.rate, self.out.getvalue(), self.held
         python = self.lock.locked(), () if failed else python
         log = [readable(item) for item in self.log]
         return {"log": log, "variables": variables, "layers": layers, "optimizer": optimizer, "table": table,
@@ -157,6 +183,8 @@ class State:
         self.log.append(x.numpy().shape)
         return x * 0.5
 
+    shared = staticmethod(shared)
+
     def size(self, x):
         return float(tf.reduce_sum(x))
 
@@ -171,6 +199,12 @@ class State:
 
     def bounded(self, gradient, other):
         return other if gradient is None else tf.tanh(tf.convert_to_tensor(gradient))
+
+    def gathered(self, found, other):
+        """Takes in all that a tape has found, of whatever shape, and logs what has no gradient."""
+        self.log.append([gradient is None for gradient in found])
+        there = [tf.convert_to_tensor(gradient) for gradient in found if gradient is not None]
+        return sum([tf.tanh(tf.reduce_sum(gradient) * 0.1) for gradient in there], other)
 
     def optimize(self, found):
         if self.optimizer is None:
