@@ -117,6 +117,8 @@ class State:
 
     def contents(self, failed):
         """All that can be compared; where an operation `failed` and nobody caught it, Python may have run on."""
+        for layer in self.layers.values() if failed else ():
+            layer.trainable = True
         seen = {name: 0 if failed else getattr(layer, "seen", 0) for name, layer in self.layers.items()}
         layers = {name: (getattr(layer, "variables", ()), seen[name]) for name, layer in self.layers.items()}
         variables = self.own, self.m, self.variables, self.generator.state, self.seeds.state
