@@ -12,17 +12,24 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 # It pins TensorFlow's threads to one core as soon as scikit-learn's OpenMP is loaded.
 unexport OMP_PROC_BIND
 
-.PHONY: help demo test test-kills fuzz soak check bench bench-all clean
+.PHONY: help demo test test-slow test-all test-kills test-faults test-keras fuzz soak check bench bench-all bench-growth \
+  bench-variants bench-ecosystem clean
 
 help:
 	@echo "make demo       train a classifier eagerly and co-executed, and compare"
-	@echo "make test       all tests"
+	@echo "make test       the tests, without those that are exhaustive: some half an hour"
+	@echo "make test-slow  the exhaustive ones; make test-all runs both"
 	@echo "make test-kills kills training 20 times in each of five ways, and compares where it gets to"
+	@echo "make test-faults raises an error from every function of ours, in 23 programs, and compares: hours; ARGS=--seconds=N"
+	@echo "make test-keras Keras' own tests, each eager and followed, with a table of counts: some half an hour"
 	@echo "make fuzz       10,000 random programs, eager and co-executed, some hours; ARGS=\"--programs=N --seed=S\""
 	@echo "make check      lint, types, architecture and the tiny test: about a minute"
 	@echo "make soak       100,000 calls, 10,000 shapes, 1,000 models in one process, whose memory must stay flat"
 	@echo "make bench      the benchmark table; ARGS=--quick, --case=NAME, --profile, --write-readme, --peers"
 	@echo "make bench-all  the programs of the papers, about an hour; ARGS=--write, --program=NAME, --rounds=N, --json=FILE"
+	@echo "make bench-growth what calls cost as programs grow; ARGS=\"--part=NAME --scales=1000,10000\""
+	@echo "make bench-variants what spelling costs: programs rewritten in 200 ways; ARGS=\"--base=mlp --rewrite=method\""
+	@echo "make bench-ecosystem other people's programs, on libraries from PyPI, half an hour; ARGS=\"--program=NAME --write\""
 	@echo "make clean      remove .venv and every cache"
 	@echo "PYTHON=python3.12 picks the Python for .venv (3.10 to 3.13)"
 
@@ -30,10 +37,21 @@ demo: $(STAMP)
 	@$(BIN)/python examples/digits.py $(ARGS)
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest -n 2 $(ARGS)
+	@$(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
+
+test-slow: $(STAMP)
+	@$(BIN)/python -m pytest -n 2 -m slow $(ARGS)
+
+test-all: test test-slow
 
 test-kills: $(STAMP)
 	@COEXEC_KILLS=20 $(BIN)/python -m pytest tests/coexec/training/test_resume.py $(ARGS)
+
+test-faults: $(STAMP)
+	@$(BIN)/python -m tests.faults $(ARGS)
+
+test-keras: $(STAMP)
+	@$(BIN)/python -W ignore -m tests.keras_suite $(ARGS)
 
 fuzz: $(STAMP)
 	@$(BIN)/python -m tests.fuzz $(ARGS)
@@ -41,7 +59,7 @@ fuzz: $(STAMP)
 check: $(STAMP)
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest tests/test_architecture.py tests/test_tiny.py $(ARGS)
+	@$(BIN)/python -m pytest tests/test_architecture.py tests/test_documentation.py tests/test_tiny.py $(ARGS)
 
 soak: $(STAMP)
 	@$(BIN)/python examples/soak.py $(ARGS)
@@ -51,6 +69,17 @@ bench: $(STAMP)
 
 bench-all: $(STAMP)
 	@$(BIN)/python -m examples.bench.programs $(ARGS)
+
+bench-growth: $(STAMP)
+	@$(BIN)/python -m examples.growth $(ARGS)
+
+bench-variants: $(STAMP)
+	@$(BIN)/python -m examples.variants $(ARGS)
+
+bench-ecosystem: $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[ecosystem]' || \
+	  echo "not all libraries could be installed: what is missing is skipped" >&2
+	@$(BIN)/python -m examples.ecosystem $(ARGS)
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || \

@@ -1,17 +1,17 @@
-"""coexec: imperative TensorFlow programs at the speed of compiled ones, their Python left as it is."""
+"""coexec: runs imperative TensorFlow programs at compiled speed, with their Python unchanged."""
 
 from coexec.api import Function, clear, function, pure, register_library
-from coexec.dynamic import dynamic
-from coexec.events import Stats
-from coexec.export import ExportError
-from coexec.modes import debug_nans, fail_on_divergence, fail_on_retrace, imperative, opaque, validate
-from coexec.options import Divergence
-from coexec.runtime.watch import NonFiniteError
-from coexec.training.accelerate import accelerate
-from coexec.training.checkpoint import Checkpoint, CheckpointError
-from coexec.training.loop import Loop, loop
-from coexec.training.trainer import Trainer
-from coexec.training.writer import WriteError
+from coexec.base.modes import debug_nans, fail_on_divergence, fail_on_retrace, imperative, opaque, validate
+from coexec.base.options import Divergence
+from coexec.base.stats import Stats
+from coexec.debug.nan_watch import NonFiniteError
+from coexec.dispatch.padding import dynamic
+from coexec.export.export import ExportError
+from coexec.training.checkpoint.checkpoint import Checkpoint, CheckpointError
+from coexec.training.checkpoint.checkpoint_writer import WriteError
+from coexec.training.keras.accelerate import accelerate
+from coexec.training.loop.loop import Loop, loop
+from coexec.training.loop.trainer import Trainer
 
 __all__ = [
     "Checkpoint", "CheckpointError", "Divergence", "ExportError", "Function", "Loop", "NonFiniteError", "Stats",

@@ -1,10 +1,10 @@
 """The command line: `python -m coexec bench` measures the programs of the papers against eager TensorFlow.
 
-    python -m coexec bench                             which programs there are
+    python -m coexec bench                             lists the programs
     python -m coexec bench lenet --rounds=20           compares and times the variants of one
-    python -m coexec bench lenet --profile=trace.json  what its steps do, as a Chrome trace
+    python -m coexec bench lenet --profile=trace.json  writes a Chrome trace of its steps
 
-The programs are in the source tree, and no part of an installed package.
+The programs are in the source tree, not in an installed package.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def measure(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Hands the command to the benchmark of the source tree, which an installed package comes without."""
+    """Runs the command with the benchmark in the source tree; exits with a hint if coexec is installed without it."""
     if not SOURCES.joinpath(*BENCH.split(".")).with_suffix(".py").is_file():
         parser.exit(
             2,
@@ -41,12 +41,12 @@ def measure(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int
             "  2. pip install -e '.[examples]'\n"
             "  3. python -m coexec bench\n",
         )
-    # First, since other packages, too, bring a folder with the name of examples.
+    # At the front, since other packages may also install a folder named examples.
     sys.path.insert(0, str(SOURCES))
     benchmark = importlib.import_module(BENCH)
     chosen = [f"--program={name}" for name in options.program] or ["--list"]
     given = {"--rounds": options.rounds, "--json": options.json, "--profile": options.profile}
-    return benchmark.main(chosen + [f"{name}={value}" for name, value in given.items() if value is not None])
+    return int(benchmark.main(chosen + [f"{name}={value}" for name, value in given.items() if value is not None]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The decorator: a callable that runs a Python function with its TensorFlow operations compiled."""
+"""API: the decorator `function`, the callable that it returns, and what configures library calls."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from typing import Any, Literal, overload
 
 import tensorflow as tf
 
-from coexec.arguments import with_signature
-from coexec.compile.store import store
-from coexec.controller import Controller
-from coexec.dynamic import Dynamic
-from coexec.events import Stats
-from coexec.export import refuse, to_tf_function
-from coexec.options import Options
+from coexec.base.options import Options
+from coexec.base.stats import Stats
+from coexec.compile.disk_store import store
+from coexec.dispatch.controller import Controller
+from coexec.dispatch.input_signature import with_signature
+from coexec.dispatch.padding import Dynamic
+from coexec.export.export import refuse, to_tf_function
+from coexec.memoize.door import with_doors
 from tracer import library
 from tracer.errors import Refused
 from tracer.forms import forms_of, has_source
@@ -35,9 +36,9 @@ def functions() -> list[Function]:
 
 
 def clear(disk: bool = False) -> None:
-    """Has every decorated function forget what it learnt, and releases all that was compiled for them.
+    """Resets every decorated function: drops its trace graph, memoized calls and executables.
 
-    With `disk`, also what is kept on disk for later processes, of all versions and programs.
+    With `disk`, also deletes what is cached on disk for later processes, of all versions and programs.
     """
     for function in functions():
         function.clear()
@@ -47,15 +48,15 @@ def clear(disk: bool = False) -> None:
 
 
 def register_library(module: str | types.ModuleType) -> None:
-    """Has calls into a module followed as one unit, as those into Keras are, where they do what they did before.
+    """Memoizes calls into a module, as calls into Keras are, so that their Python is skipped.
 
-    Its functions, and calls of Keras objects whose code is there, are run twice and watched. If they had no effect in
-    Python, their Python is not run again while arguments and the attributes of the objects stay the same; operations
-    are those of before, on today's values. What such code reads besides (globals of the module, time, files) must not
-    change what it does. Names that other modules have imported from it before stay as they are.
+    Calls of its functions, and of Keras objects whose code it contains, are observed twice. If they had no Python
+    effects, their Python is skipped while the arguments and the attributes of the objects stay the same: the same
+    operations run on the new values. Anything else that such code reads (globals of the module, time, files) must not
+    change what it does. Names that other modules imported from it earlier are not affected.
 
     Args:
-      module: a module, or its name; modules inside of a package count as the package.
+      module: a module, or its name; a package includes its submodules.
     """
     if isinstance(module, str):
         module = importlib.import_module(module)
@@ -66,14 +67,13 @@ def register_library(module: str | types.ModuleType) -> None:
 
 
 def pure(function: Callable[..., Any]) -> Any:
-    """Has calls of a helper that only computes followed as one unit: once known, its Python is not run again.
+    """Memoizes calls of a helper that only computes: once a call is known, its Python is skipped.
 
-    That is a promise of yours which is proven, not believed: its source, and that of all code of yours that it comes
-    to, must bind nothing but local names, and call nothing but functions of TensorFlow's and Python's that only
-    compute, layers of Keras', and other such helpers. Numbers, objects, globals and attributes that it looks at are
-    compared before each use; where one is no longer what it was, its Python runs. What cannot be compared so (arrays,
-    slots, objects that compute their attributes) leaves it an ordinary function; `explain()` says so. It is one anyway
-    where no co-executed function calls it.
+    Purity is verified, not assumed: the source of the function, and of all your code that it calls, may bind only local
+    names, and call only pure functions of TensorFlow and Python, Keras layers, and other such helpers. The numbers,
+    objects, globals and attributes that it reads are guarded before each use; if a guard fails, its Python runs. If it
+    reads something that cannot be guarded (arrays, slots, objects with computed attributes), it stays an ordinary
+    function, and `explain()` says so. Outside co-executed functions it is always an ordinary function.
 
         @coexec.pure
         def attention(query, key, value):
@@ -81,12 +81,11 @@ def pure(function: Callable[..., Any]) -> Any:
             return tf.matmul(tf.nn.softmax(scores), value)
 
     Args:
-      function: a function or method, with source.
+      function: a function or method. Without source there is a warning, and it stays an ordinary function.
 
     Raises:
-      ValueError: if its source shows that it may do more than compute; the message says what, and on which line. Where
-        there is no source, that is a warning.
-      TypeError: if it is no function.
+      ValueError: if its source may do more than compute; the message says what, and on which line.
+      TypeError: if it is not a function.
     """
     if not isinstance(function, types.FunctionType):
         raise TypeError(f"pure decorates a function or method, not {function!r}")
@@ -98,11 +97,11 @@ def pure(function: Callable[..., Any]) -> Any:
     except Refused as refused:
         place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
         raise ValueError(f"{function.__qualname__} ({place}) may do more than compute: {refused}") from None
-    return library.pure_door(function)
+    return library.wrap_pure(function)
 
 
 class Function:
-    """A decorated function: called like the function it wraps, whose Python runs on every call."""
+    """A decorated function: called like the function that it wraps, whose Python runs on every call."""
 
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         if not callable(function):
@@ -111,12 +110,13 @@ class Function:
         self._function = function
         self._options = options
         name = options.name or getattr(function, "__qualname__", None) or type(function).__name__
-        self._controller = Controller(with_signature(function, options.input_signature), options, name)
+        run = with_doors(function) if options.regions == "all" and not options.control_flow else function
+        self._controller = Controller(with_signature(run, options.input_signature), options, name)
         _functions.add(self)
         self._transparent = inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        if self._transparent:  # the body runs later, outside of this call
+        if self._transparent:  # the body runs later, outside this call
             return self._function(*args, **kwargs)
         return self._controller.call(args, kwargs)
 
@@ -132,31 +132,31 @@ class Function:
 
     @property
     def python_function(self) -> Callable[..., Any]:
-        """The function as it was before decoration."""
+        """The undecorated function."""
         return self._function
 
     @property
     def trace_graph(self) -> TraceGraph:
-        """What the calls so far have done, merged; `str()` prints it."""
+        """The merged traces of the calls so far; `str()` prints it."""
         return self._controller.graph
 
     def stats(self) -> Stats:
-        """Returns how calls and operations have run so far."""
+        """Returns counters of how calls and operations have run so far."""
         return self._controller.ledger.stats()
 
     def explain(self) -> str:
-        """Returns each distinct reason why something did not go the fast way, with its place and what to do."""
+        """Returns each distinct reason why something missed the fast path, with its place and what to do."""
         return self._controller.ledger.explain(self._controller.name)
 
     def clear(self) -> None:
-        """Forgets what was learnt and releases what was compiled; the next call records anew."""
+        """Drops the trace graph, memoized calls and executables; the next call records again."""
         self._controller.clear()
 
     def get_concrete_function(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns what `tf.function` would trace of the function: one graph, to be saved or looked at.
+        """Returns what `tf.function` would trace of the function: one graph, to be saved or inspected.
 
-        As there, Python runs once, with tensors that have no values, and its effects are no part of the graph; so are
-        not the random numbers that eager would draw. Nothing of it is used in calls of this function.
+        As there, Python runs once, on symbolic tensors, and its effects are not part of the graph. Random operations
+        do not draw the numbers that eager would. Calls of this function do not use the graph.
 
         Args:
           *args: as for a call, tensors or `tf.TensorSpec`s. For a method, `Class.method.get_concrete_function(instance,
@@ -164,21 +164,22 @@ class Function:
           **kwargs: the same, by name.
 
         Raises:
-          NotImplementedError: if the function cannot be written down as one graph, from the error that says why.
+          NotImplementedError: if the function cannot be traced as one graph; its cause says why.
         """
         return self._as_graph(lambda function: function.get_concrete_function(*args, **kwargs))
 
     def experimental_get_compiler_ir(self, *args: Any, **kwargs: Any) -> Any:
         """Returns what `tf.function(jit_compile=True)` would: a callable that gives XLA's program, by `stage`.
 
-        It is that of the whole function as one graph, as `get_concrete_function` has it; segments are compiled apart.
+        The program is that of `get_concrete_function`, the whole function as one graph; segments are compiled apart.
 
         Raises:
-          NotImplementedError: if the function cannot be written down as one graph, from the error that says why.
+          NotImplementedError: if the function cannot be traced as one graph; its cause says why.
         """
         return self._as_graph(lambda function: function.experimental_get_compiler_ir(*args, **kwargs), jit_compile=True)
 
     def _as_graph(self, ask: Callable[[Any], Any], **options: Any) -> Any:
+        """Applies `ask` to a `tf.function` of this function; raises `NotImplementedError` from any error."""
         signature = self._options.input_signature
         try:
             return ask(tf.function(self._function, input_signature=signature, **options))
@@ -192,20 +193,21 @@ class Function:
             ) from error
 
     def to_tf_function(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns a `tf.function` that does what this one does, if its Python does nothing but issue operations.
+        """Returns an equivalent `tf.function`, if this function's Python does nothing but issue operations.
 
-        It can be saved with a `tf.Module`, called by other graph functions, and knows nothing of co-execution. Its
-        Python runs only while it traces, and what it reads of Python's stays what it was then; random operations draw
-        as in any `tf.function`. Each trace is watched.
+        It is independent of coexec: it can be saved with a `tf.Module`, and called by other graph functions. Its Python
+        runs only while it traces, and Python values that it reads are fixed at that time; random operations draw as in
+        any `tf.function`. Each trace is checked for Python effects.
 
         Args:
-          *args: what to trace it for, now: tensors, `tf.TensorSpec`s, and other arguments. Without any it is traced for
-            the `input_signature`, or else when it is first called.
-          **kwargs: the same.
+          *args: tensors, `tf.TensorSpec`s and other arguments to trace it for now. Without any, it is traced for the
+            `input_signature`, or else when it is first called.
+          **kwargs: the same, by name.
 
         Raises:
-          ExportError: now, or when it is traced, if the function prints, changes objects, reads values, draws random
-            numbers in Python, or hands in numbers that change from call to call; the message says what and where.
+          ExportError: now, or when it is traced later, if the function prints, mutates objects, reads values, draws
+            random numbers in Python, or feeds Python numbers that differ between calls; the message says what and
+            where.
         """
         name, signature = self._controller.name, self._options.input_signature
         refuse(name, self._controller.graph)
@@ -216,7 +218,7 @@ class Function:
         return graph_function
 
     def experimental_get_tracing_count(self) -> int:
-        """Returns how many calls were recorded, in whole or in part."""
+        """Returns how many calls were recorded, entirely or partly."""
         stats = self.stats()
         return stats.recorded + stats.diverged
 
@@ -236,7 +238,7 @@ def function(
     strict: bool = False,
     name: str | None = None,
     autograph: Any = None,
-    regions: bool = True,
+    regions: Literal["all"] | bool = True,
     control_flow: bool = False,
 ) -> Callable[[Callable[..., Any]], Function]: ...
 
@@ -250,28 +252,30 @@ def function(
     strict: bool = False,
     name: str | None = None,
     autograph: Any = None,
-    regions: bool = True,
+    regions: Literal["all"] | bool = True,
     control_flow: bool = False,
 ) -> Any:
-    """Makes a function of eager TensorFlow operations fast, and changes nothing else.
+    """Makes a function of eager TensorFlow operations fast, without changing what it does.
 
-    Its Python runs on every call. The operations are recorded on the first call and followed from the second:
-    compiled, launched together, and answered with tensors that wait for their values only where Python reads them.
+    Its Python runs on every call. Its operations are recorded on the first call, and followed from the second on:
+    compiled, launched together, and represented by lazy tensors, which wait for values only where Python reads them.
 
     Args:
       func: any callable: a function, method, lambda, partial, or object with `__call__`. Source is not needed.
-      jit_compile: "auto" uses XLA for what it runs right and well; True for all it runs right; False never.
+      jit_compile: "auto" uses XLA where it is correct and faster; True wherever it is correct; False never.
       input_signature: as for `tf.function`: a sequence of `tf.TensorSpec`, to which arguments are converted.
-      reduce_retracing: accepted for `tf.function`'s sake; new shapes never give a wrong result.
-      strict: raise `coexec.Divergence` where a call leaves the known paths.
-      name: what reports call the function.
-      autograph: accepted for `tf.function`'s sake, and ignored: Python runs as it is.
-      regions: follow calls into Keras (layers, losses, metrics, optimizers, gradients) as one unit, their Python not
-        run, where they are known to do what they did before. False runs their Python on every call, too.
-      control_flow: let loops that ask tensors whether to go on turn on the device, and branches be taken there, as
-        far as they do nothing but compute, and follow calls of graph functions (`tf.function`) that do no more.
-        Experimental: what a loop or branch does besides is found by reading its source, and some of it is known to
-        be missed (see the README). By default every decision is Python's, and such calls run on their own.
+      reduce_retracing: accepted for compatibility with `tf.function`; new shapes never give a wrong result.
+      strict: raise `coexec.Divergence` where a call diverges from the trace graph.
+      name: the function's name in reports.
+      autograph: accepted for compatibility with `tf.function`, and ignored: Python runs as it is.
+      regions: memoize calls into Keras (layers, losses, metrics, optimizers, gradients): skip their Python where they
+        are known to do the same again. False runs their Python on every call. "all" also memoizes calls of helpers,
+        methods and other libraries, whose Python is watched instruction by instruction while they are learnt: faster
+        in the end, slower in the first calls. Experimental; on CPython 3.11, and without `control_flow`.
+      control_flow: run loops and branches whose conditions are tensors on the device, as far as they only compute, and
+        follow calls of graph functions (`tf.function`) that only compute. Experimental: effects of a loop or branch are
+        found by reading its source, and some are known to be missed (see the README). By default Python takes every
+        decision, and such calls run on their own.
 
     Returns:
       A `Function`, or a decorator if `func` is not given.
@@ -283,7 +287,7 @@ def function(
 
 
 def function_of(func: Any, options: Options) -> Any:
-    """Wraps `func`, keeping `staticmethod`, `classmethod` and padding outermost as they were given."""
+    """Wraps `func`, keeping `staticmethod`, `classmethod` and padding as the outermost wrappers."""
     if isinstance(func, Dynamic):
         return func.around(lambda inner: function_of(inner, options))
     if isinstance(func, (staticmethod, classmethod)):

@@ -1,60 +1,36 @@
-"""Testing: forces what is hard to bring about from outside."""
+"""Testing: forces behaviour that is hard to trigger from outside."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
-from coexec import account, sizes
-from coexec.runtime import following, pauses, segments
+from coexec.base.tuning import tuned
 
 
-@contextlib.contextmanager
-def diverge_at(event: int) -> Iterator[None]:
-    """Makes the cursor report a mismatch at operation number `event` (from 0) of every call that is followed."""
-    before = following.forced_event
-    following.forced_event = event
-    try:
-        yield
-    finally:
-        following.forced_event = before
+def diverge_at(event: int) -> AbstractContextManager[None]:
+    """Makes the cursor report a mismatch at operation number `event` (from 0) of every followed call."""
+    return tuned(forced_event=event)
 
 
-@contextlib.contextmanager
-def compile_everything() -> Iterator[None]:
-    """Makes every segment, however small, an executable on its second visit: XLA's, if XLA may have it."""
-    before = segments.thresholds
-    segments.thresholds = segments.Thresholds(visits=2, small=1, at_once=True)
-    try:
-        yield
-    finally:
-        segments.thresholds = before
+def compile_everything() -> AbstractContextManager[None]:
+    """Compiles every segment, however small, on its second visit, with XLA where possible."""
+    return tuned(launch_visits=2, launch_operations=1, xla_at_once=True)
 
 
-@contextlib.contextmanager
-def trust_compiled() -> Iterator[None]:
-    """Has what is compiled launched without comparing it with its operations first, whose values would be used."""
-    before = segments.validates_new
-    segments.validates_new = False
-    try:
-        yield
-    finally:
-        segments.validates_new = before
+def trust_compiled() -> AbstractContextManager[None]:
+    """Launches executables without validating them first, which would use the values of their operations."""
+    return tuned(validates_new=False)
 
 
-@contextlib.contextmanager
-def always_follow(paused: bool = False) -> Iterator[None]:
-    """Has the clock decide nothing: all calls are followed, and pauses of Python cut no segment, but where `paused`."""
-    before = account.doubtful, sizes.few, pauses.timed
-    account.doubtful = sizes.few = math.inf
-    if not paused:
-        pauses.timed = ()
-    try:
-        yield
-    finally:
-        account.doubtful, sizes.few, pauses.timed = before
+def always_follow(paused: bool = False) -> AbstractContextManager[None]:
+    """Turns off decisions by the clock: all calls are followed, and host gaps cut no segment unless `paused`.
+
+    Executables are validated at their first launch only.
+    """
+    following = {"doubt_before_timing": math.inf, "sizes_followed": math.inf, "audit_share": 0.0}
+    return tuned(**following) if paused else tuned(**following, pause_timed=())
 
 
 def count_events(function: Any) -> int:
@@ -63,6 +39,6 @@ def count_events(function: Any) -> int:
 
 
 def is_settled(function: Any) -> bool:
-    """Returns whether XLA has been asked for the segment that was launched last, and the faster backend was found."""
+    """Returns whether XLA has been tried for the segment launched last, and the backend race is over."""
     last = max(function._controller.segments._all, key=lambda compiled: compiled.used, default=None)
     return last is None or last.refused or (last.asked and last.rival is None)

@@ -1,5 +1,6 @@
 """What is set before TensorFlow is imported, and where the programs of the corpus write their files."""
 
+import dataclasses
 import gc
 import os
 import tempfile
@@ -10,6 +11,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 # Nothing is kept for later runs, nor taken from the cache of whoever runs the tests.
 os.environ["COEXEC_CACHE_DIR"] = "off"
+# Failures of the runtime itself are failures of a test, but where it is about them.
+os.environ.setdefault("COEXEC_DEBUG", "1")
 # Programs are compared on the CPU: another device would round in its own way.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
@@ -57,11 +60,31 @@ def always_followed(request):
 
 
 @pytest.fixture(autouse=True)
-def thresholds():
-    """No test leaves thresholds of its own: what the next ones launch would be something else."""
-    from coexec.runtime import segments
+def tuning_of_before():
+    """No test leaves values of its own: what the next ones launch would be something else."""
+    from coexec.base.tuning import tuning
 
-    before = segments.thresholds
+    before = dataclasses.replace(tuning)
     yield
-    left, segments.thresholds = segments.thresholds, before
-    assert left is before
+    left = dataclasses.replace(tuning)
+    for field in dataclasses.fields(before):
+        setattr(tuning, field.name, getattr(before, field.name))
+    assert left == before
+
+
+@pytest.fixture
+def tune():
+    """Changes values of `coexec.base.tuning` until the test ends: `tune(max_executables=10)`."""
+    from coexec.base.tuning import tuning
+
+    # What was there before the fixtures behind this one, which restore theirs first.
+    before, changed = dataclasses.replace(tuning), set()
+
+    def change(**values):
+        changed.update(values)
+        for name, value in values.items():
+            setattr(tuning, name, value)
+
+    yield change
+    for name in changed:
+        setattr(tuning, name, getattr(before, name))

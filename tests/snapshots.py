@@ -12,6 +12,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tracer.op import as_array
+
 ATOMS = (type(None), bool, int, str, bytes, type, range, slice, tf.DType, tf.TensorShape, np.dtype, type(...))
 # TensorFlow prefixes op errors with the graph node that wraps an eager kernel, ends them with an empty name,
 # numbers the Python and graph functions of a process, and appends the traceback of those that failed.
@@ -114,7 +116,7 @@ def tensor(value: tf.Tensor) -> Any:
         raise AssertionError(
             f"a tensor says its shape is {value.shape} and its value has {np.shape(numbers)}"
         )
-    return Array(kind_of(value), value.dtype.name, tuple(value.shape), np.asarray(numbers))
+    return Array(kind_of(value), value.dtype.name, tuple(value.shape), as_array(numbers))
 
 
 def array(value: Any, numbers: np.ndarray) -> Any:

@@ -1,11 +1,11 @@
-"""Answers: public functions of TensorFlow that are one operation, answered before TensorFlow's own Python prepares it.
+"""Answers: public functions of TensorFlow that issue a single operation, answered before TensorFlow's Python runs.
 
-`tf.cast(x, tf.float32)` goes through dispatch, a name scope and conversions, some 8 us, before it issues the operation.
-Where the thread's handler knows at once that this very operation on these very tensors comes next, that has been gone
-through before, with the same outcome: it costs 2. In every other case TensorFlow's function is called as ever: for
-other arguments than tensors and numbers, while a call is recorded, for an operation that may fail in a `try`.
+`tf.cast(x, tf.float32)` spends some 8 us on dispatch, a name scope and conversions before it issues the operation. If
+the thread's handler expects exactly this operation on these tensors next, an earlier call went through all that with
+the same outcome, and the answer costs 2 us. In every other case TensorFlow's function is called as usual: for arguments
+other than tensors and numbers, while recording, and for an operation that may fail inside a `try`.
 
-Relies on what the functions below issue for such arguments: `tests/tracer/test_answers.py` compares it.
+Relies on which operation each function issues for such arguments; `tests/tracer/test_answers.py` compares them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from tracer.faults import absorbs, passes
+from tracer.handler import Handler
 from tracer.intercept import answering_handler
 from tracer.lazy import LazyTensor
 from tracer.private import EagerTensor
 from tracer.variables import is_variable, product, rows_of, value_of
 
-LARGEST = 1 << 24  # whole numbers below are exact in every dtype that a program computes with
-_SCALARS = {int: tf.int32, float: tf.float32}  # what tensors of Python's numbers are
+LARGEST = 1 << 24  # integers below are exact in every numeric dtype in use
+_SCALARS = {int: tf.int32, float: tf.float32}  # dtypes of tensors made from Python numbers
 _NUMERIC = frozenset({int, float})
 
 
@@ -32,7 +34,7 @@ def _is_tensor(value: Any) -> bool:
     return kind is LazyTensor or kind is EagerTensor
 
 
-def _cast(handler: Any, x: Any = None, dtype: Any = None, name: Any = None) -> Any:
+def _cast(handler: Handler, x: Any = None, dtype: Any = None, name: Any = None) -> Any:
     if type(dtype) is not tf.DType:
         return None
     kind = type(x)
@@ -40,7 +42,7 @@ def _cast(handler: Any, x: Any = None, dtype: Any = None, name: Any = None) -> A
         given = x.dtype
         if given is dtype:
             return x
-        if given.is_complex:  # a warning may come with it
+        if given.is_complex:  # TensorFlow may warn
             return None
     else:
         given = _SCALARS.get(kind)
@@ -53,12 +55,12 @@ def _cast(handler: Any, x: Any = None, dtype: Any = None, name: Any = None) -> A
 
 
 def _reduction(op: str) -> Callable[..., Any]:
-    def reduce(handler: Any, x: Any = None, axis: Any = None, keepdims: Any = False, name: Any = None) -> Any:
+    def reduce(handler: Handler, x: Any = None, axis: Any = None, keepdims: Any = False, name: Any = None) -> Any:
         if type(keepdims) is not bool or not _is_tensor(x):
             return None
         if axis is None:
             rank = len(x._shape_tuple())
-            if not rank:  # its axes would be an operation, too
+            if not rank:  # its axes take an operation of their own
                 return None
             axes = handler.index((tuple(range(rank)),))
             if not axes:
@@ -72,7 +74,7 @@ def _reduction(op: str) -> Callable[..., Any]:
 
 
 def _comparison(op: str) -> Callable[..., Any]:
-    def compare(handler: Any, x: Any = None, y: Any = None, name: Any = None) -> Any:
+    def compare(handler: Handler, x: Any = None, y: Any = None, name: Any = None) -> Any:
         if _is_tensor(x):
             if not _is_tensor(y) and type(y) not in _NUMERIC:
                 return None
@@ -83,20 +85,21 @@ def _comparison(op: str) -> Callable[..., Any]:
     return compare
 
 
-def _check_numerics(handler: Any, tensor: Any = None, message: Any = None, name: Any = None) -> Any:
+def _check_numerics(handler: Handler, tensor: Any = None, message: Any = None, name: Any = None) -> Any:
     if not _is_tensor(tensor) or type(message) is not str:
         return None
     return handler.expected("CheckNumerics", (tensor, "message", message))
 
 
-def _abs(handler: Any, x: Any = None, name: Any = None) -> Any:
+def _abs(handler: Handler, x: Any = None, name: Any = None) -> Any:
     if not _is_tensor(x) or x.dtype.is_complex:
         return None
     return handler.expected("Abs", (x,))
 
 
+@passes
 def _matmul(
-    handler: Any,
+    handler: Handler,
     a: Any = None,
     b: Any = None,
     transpose_a: Any = False,
@@ -122,14 +125,15 @@ def _matmul(
     if value is None:
         return None
     result = product(handler, a, value, transpose_a, transpose_b)
-    return _product(a, value, transpose_a, transpose_b) if result is None else result  # it has been read
+    return _product(a, value, transpose_a, transpose_b) if result is None else result  # the variable has been read
 
 
 _PLAINLY = (False, False, False, False, None, False, False)
 _product = tf.linalg.matmul
 
 
-def _bias_add(handler: Any, value: Any = None, bias: Any = None, data_format: Any = None, name: Any = None) -> Any:
+@passes
+def _bias_add(handler: Handler, value: Any = None, bias: Any = None, data_format: Any = None, name: Any = None) -> Any:
     if data_format is not None or not _is_tensor(value):
         return None
     if _is_tensor(bias):
@@ -146,7 +150,7 @@ def _bias_add(handler: Any, value: Any = None, bias: Any = None, data_format: An
 _with_bias = tf.nn.bias_add
 
 
-def _where(handler: Any, condition: Any = None, x: Any = None, y: Any = None, name: Any = None) -> Any:
+def _where(handler: Handler, condition: Any = None, x: Any = None, y: Any = None, name: Any = None) -> Any:
     if not _is_tensor(condition) or not (_is_tensor(x) or _is_tensor(y)):
         return None
     if not all(_is_tensor(value) or type(value) in _NUMERIC for value in (x, y)):
@@ -155,7 +159,7 @@ def _where(handler: Any, condition: Any = None, x: Any = None, y: Any = None, na
 
 
 def _gather(
-    handler: Any,
+    handler: Handler,
     params: Any = None,
     indices: Any = None,
     validate_indices: Any = None,
@@ -167,12 +171,15 @@ def _gather(
         return None
     axis = batch_dims if axis is None else axis
     if _is_tensor(params):
-        # At the first axis TensorFlow forgets about the others.
+        # For axis 0 TensorFlow drops `batch_dims`.
         return handler.expected("GatherV2", (params, indices, axis, "batch_dims", batch_dims if axis else 0))
     return rows_of(params, indices, handler) if axis == 0 and is_variable(params) else None
 
 
-def _embedding_lookup(handler: Any, params: Any = None, ids: Any = None, max_norm: Any = None, name: Any = None) -> Any:
+@passes
+def _embedding_lookup(
+    handler: Handler, params: Any = None, ids: Any = None, max_norm: Any = None, name: Any = None
+) -> Any:
     if max_norm is not None:
         return None
     found = _gather(handler, params, ids)
@@ -185,7 +192,7 @@ def _embedding_lookup(handler: Any, params: Any = None, ids: Any = None, max_nor
 _identity = tf.identity
 
 
-# By their public names, the first of which is where `pickle` finds them; parameters are TensorFlow's, in its order.
+# By public names, the first being where `pickle` finds the function. Parameters are TensorFlow's, in its order.
 _ANSWERS: dict[tuple[str, ...], Callable[..., Any]] = {
     ("abs", "math.abs"): _abs,
     ("cast", "dtypes.cast"): _cast,
@@ -204,9 +211,9 @@ for _what in ("all", "any", "max", "mean", "min", "prod", "sum"):
 
 @functools.cache
 def answered() -> list[tuple[tuple[str, ...], Any, Any]]:
-    """Returns TensorFlow's functions, each with its public names and with what is to stand in its place.
+    """Returns (public names, TensorFlow's function, its replacement) for each function answered here.
 
-    First asked for before anything stands there.
+    Must first be called before any replacement is installed.
     """
     found = []
     for names, answer in _ANSWERS.items():
@@ -216,25 +223,31 @@ def answered() -> list[tuple[tuple[str, ...], Any, Any]]:
 
 
 def _answering(function: Any, answer: Callable[..., Any]) -> Any:
-    """Returns `function`, made to ask for an answer first, where the arguments are for its parameters."""
+    """Returns a wrapper of `function` that tries `answer` first, if the arguments bind to its parameters."""
     names = list(inspect.signature(function).parameters)
-    # By how many arguments have no name: what those with one may be called.
+    # By number of positional arguments: the names that keywords may have.
     later = [frozenset(names[count:]) for count in range(len(names) + 1)]
     theirs = list(inspect.signature(answer).parameters)[1:]
     called = dict(zip(names, theirs, strict=True))
 
+    @passes
     @functools.wraps(function)
     def asking(*args: Any, **kwargs: Any) -> Any:
-        handler = answering_handler()
-        if handler is not None:
-            if not kwargs:
-                result = answer(handler, *args) if len(args) < len(later) else None
-            elif len(args) < len(later) and later[len(args)].issuperset(kwargs):
-                result = answer(handler, *args, **{called[name]: value for name, value in kwargs.items()})
-            else:
-                result = None
-            if result is not None:
-                return result
+        handler = None
+        try:
+            handler = answering_handler()
+            if handler is not None:
+                if not kwargs:
+                    result = answer(handler, *args) if len(args) < len(later) else None
+                elif len(args) < len(later) and later[len(args)].issuperset(kwargs):
+                    result = answer(handler, *args, **{called[name]: value for name, value in kwargs.items()})
+                else:
+                    result = None
+                if result is not None:
+                    return result
+        except Exception as error:
+            if not (absorbs(error) if handler is None else handler.fault(error)):
+                raise
         return function(*args, **kwargs)
 
     return asking

@@ -1,4 +1,4 @@
-"""Block: operations written down without being run, with arguments and results; loops and branches made of them."""
+"""Block: operations staged without running them, with arguments and results; loops and branches built from blocks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tracer.op import Const, Structure
 from tracer.private import types_pb2
 from tracer.spec import Spec, intern_spec
 
-# What puts tensors of any kind into one, and takes them out again. The latter fails where something else was packed: so
-# of two ways that take things out, never both may be run.
+# Pack tensors of any specs into one variant, and unpack it. Unpacking fails on a variant of other components, so of two
+# branches that unpack, only the one that was chosen may run.
 PACK, UNPACK = "CompositeTensorVariantFromComponents", "CompositeTensorVariantToComponents"
 
-# The operations that stand for them in traces and graphs.
+# The operations that represent structures in traces and graphs.
 LOOP, BRANCH, CALL = "StatelessWhile", "StatelessIf", "PartitionedCall"
 
 STRUCTURES = (LOOP, BRANCH, CALL)
@@ -25,7 +25,7 @@ PACKED = intern_spec(types_pb2.DT_VARIANT, ())
 
 @dataclass(frozen=True, eq=False)
 class Block(Structure):
-    """Steps whose feeds are the arguments. A result is a slot as in a step, or a constant with its spec."""
+    """Steps whose feeds are the arguments. A result is a slot, numbered as in a step, or a constant with its spec."""
 
     arguments: tuple[Spec, ...]
     steps: tuple[Step, ...]
@@ -34,38 +34,38 @@ class Block(Structure):
 
 @dataclass(frozen=True, eq=False)
 class Branch(Structure):
-    """Either of two blocks, which give results of the same specs, as the first input says."""
+    """Two blocks with results of the same specs; the first input, a bool, selects which one runs."""
 
     then: Block
     other: Block
-    then_inputs: tuple[int, ...]  # which inputs are the arguments of `then`, the first one not counted
+    then_inputs: tuple[int, ...]  # inputs passed to `then`, numbered without the predicate
     other_inputs: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Loop(Structure):
-    """What turns while `test` holds: the inputs are all that `test` and `body` take, some of which the body changes.
+class WhileLoop(Structure):
+    """Runs `body` while `test` holds. The inputs are all arguments of `test` and `body`; the body updates the states.
 
-    Before an iteration of which the body's last result, a bool, says that Python must run it, and after `limit`
-    iterations, the loop stops. Its results are the states, how often it has turned, whether the test still holds, and
-    of each state that is `saved` what it was before each iteration, in room for `limit` of them.
+    The loop stops early before an iteration whose last body result, a bool, says that Python must run it, and after
+    `limit` iterations. Results: the states, the number of iterations, whether the test still holds, and for each state
+    in `saved` its value before each iteration, in a buffer of `limit` entries.
     """
 
     test: Block
     body: Block
-    test_inputs: tuple[int, ...]  # which inputs are its arguments
+    test_inputs: tuple[int, ...]  # inputs passed to the test
     body_inputs: tuple[int, ...]
-    states: tuple[int, ...]  # which inputs the body gives anew
+    states: tuple[int, ...]  # inputs that the body updates
     limit: int
-    whole: bool = False  # whether all goes wrong where it stops before its end
-    saved: tuple[int, ...] = ()  # which of the states are, by their numbers
+    whole: bool = False  # whether stopping early makes the whole result invalid
+    saved: tuple[int, ...] = ()  # states to save, by number
 
 
 @dataclass(eq=False)
-class Recursion(Structure):
-    """A function that calls itself; `block` is there once it is written down, with `Again` for the calls in it.
+class RecursiveFunction(Structure):
+    """A function that calls itself. `block` is set once its body is staged; calls in it are `RecursiveCall`s.
 
-    `guard` is the branch in it that asks whether there is room for one more call: its second way is the function.
+    `guard` is the branch that tests for room for one more call; its `other` block is the function.
     """
 
     block: Block | None = None
@@ -73,24 +73,29 @@ class Recursion(Structure):
 
 
 @dataclass(frozen=True, eq=False)
-class Again(Structure):
-    """A call of a function that calls itself, from within such a function."""
+class RecursiveCall(Structure):
+    """A recursive call, from within the body of the function it calls."""
 
-    recursion: Recursion
+    recursion: RecursiveFunction
+
+
+def recursion_of(part: RecursiveFunction | RecursiveCall) -> RecursiveFunction:
+    """Returns the function that is called."""
+    return part.recursion if isinstance(part, RecursiveCall) else part
 
 
 def blocks_of(step: Step) -> list[Block]:
-    """Returns the blocks that a step is made of, if it is a loop or a branch."""
+    """Returns the blocks of a loop, branch or call; none for other steps."""
     part: Any = step.attrs[1] if step.attrs and step.op in STRUCTURES else None
     if isinstance(part, Block):
         return [part]
-    if isinstance(part, Recursion) and part.block is not None:
+    if isinstance(part, RecursiveFunction) and part.block is not None:
         return [part.block]
     if isinstance(part, Branch):
         return [part.then, part.other]
-    return [part.test, part.body] if isinstance(part, Loop) else []
+    return [part.test, part.body] if isinstance(part, WhileLoop) else []
 
 
 def steps_of(step: Step) -> list[Step]:
-    """Returns the steps of all blocks inside of a step."""
+    """Returns the steps of all blocks inside a step, recursively."""
     return [inner for block in blocks_of(step) for s in block.steps for inner in (s, *steps_of(s))]

@@ -1,7 +1,7 @@
-"""Check: whether a trace graph keeps its own rules. Each rule is one sentence, which the error quotes.
+"""Check: the invariants of a trace graph. Each rule is one sentence, which the error quotes.
 
-Nodes, index, edges, exits and variants are what `merge` builds; steps are what the cursor grows behind
-`Node.after`. The errors name the node, and for a step also the node behind which its segment begins.
+`merge` builds nodes, index, edges, exits and variants; the cursor grows steps behind `Node.after`. Errors name the
+node, and for a step also the node after which its segment starts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tracer.spec import INTEGERS, Spec, intern_spec
 
 
 def check(graph: TraceGraph) -> None:
-    """Raises `MalformedGraph` unless the graph is well-formed; the message names the node and the rule."""
+    """Raises `MalformedGraph`, naming the node and the rule, unless the graph is well-formed."""
     for position, node in enumerate(graph.nodes):
         _rule(node.number == position, node, f"its number is its position, which is {position}")
     _rule(bool(graph.nodes) and graph.nodes[0] is graph.entry, graph.entry, "the entry is the first node")
@@ -174,8 +174,8 @@ def _check_root(graph: TraceGraph, node: Node, root: Step) -> None:
     bare = root.parent is None and root.op is None and root.variant is None and root.node is node
     _rule(bare, node, "the steps behind it hang on a root of its own")
     _rule(root.first == root.end == root.external == 0, node, "a segment begins with nothing")
-    # Per step: the tensors and feeds of its segment so far. Depth first, without recursion: segments have
-    # thousands of steps.
+    # Each entry has the tensors and feeds of the segment up to `parent`. Depth first with an explicit stack, since
+    # segments have thousands of steps.
     ahead: list[tuple[Step, Step, list[Output], list[Spec]]] = [(root, child, [], []) for child in root.next]
     _check_hot(root)
     while ahead:
@@ -242,7 +242,7 @@ def _check_slots(
     tensors: list[Output],
     feeds: list[Spec],
 ) -> set[int]:
-    """Checks what each slot refers to; returns the numbers of the feeds among them."""
+    """Checks what each slot refers to, and returns the numbers of the feeds among them."""
     constant = {i for i, slot in enumerate(slots) if slot == CONST}
     _rule(constant == set(consts), step, "its constant slots are those with a constant")
     used = set()

@@ -1,9 +1,9 @@
-"""Cursor: walks a trace graph beside the running program.
+"""Cursor: matches the running program's operations against a trace graph.
 
-`advance` compares the operation that the program issues with the steps that may come next. The common case is one
-comparison of names, one of attributes, and one of a number per input; nothing there depends on the size of the
-graph. Where no step fits, `adopt` looks for the operation's node by its location: a known node reached in a new way
-(after a join, at a new cut, wired differently) becomes a new step; an unknown one is a mismatch.
+`advance` compares an operation with the steps that may come next. The common case costs one comparison of names, one of
+attributes, and one integer comparison per input, independent of the size of the graph. If no step matches, `adopt`
+looks up the operation's node by location: a known node reached in a new way (after a join, at a new cut, with other
+wiring) becomes a new step; an unknown one is a mismatch, and the call diverges.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from typing import Any
 
 from tracer import seeds
 from tracer.derive import derive
-from tracer.graph import CONST, Node, Step, TraceGraph
-from tracer.inputs import Unsupported, has_tensors
+from tracer.graph import CONST, LIST, Node, Step, TraceGraph
+from tracer.index import Index
+from tracer.inputs import NATURAL, Unsupported, has_tensors, python_spec
 from tracer.intercept import make_constant
 from tracer.lazy import LazyTensor
-from tracer.location import Location, call_stack
-from tracer.op import Const, signature_of
+from tracer.location import Location, call_stack, user_frames
+from tracer.op import Const, same, signature_of
 from tracer.private import EagerTensor, core
-from tracer.spec import RESOURCE
+from tracer.spec import RESOURCE, Spec
 from tracer.wiring import Wiring
 
-MAX_STEPS = 256  # alternatives kept behind one step; the oldest go
+MAX_STEPS = 256  # alternatives kept after one step; the oldest are dropped
 
 _runs = itertools.count(1)
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """What the cursor met: a kind, what was expected, what was seen, and where."""
+    """Why a call diverged: the kind, what was expected, what was seen, and where."""
 
     kind: str
     expected: str
@@ -57,35 +58,42 @@ _HINTS = {
 
 
 class Cursor:
-    """Follows one call along `graph`; every tensor of the call has a key that no tensor of another call has."""
+    """Follows one call along `graph`.
+
+    Tensor keys are `base` plus the number in the segment. Bases are unique per call, so no two calls share a key.
+    """
 
     def __init__(self, graph: TraceGraph) -> None:
         self.graph = graph
         self.base = next(_runs) << 32
         self.step = graph.entry.start_after()
-        self.externals: list[Any] = []  # the feeds of the running segment
-        self.seeds: list[seeds.Pair] = []  # of its operations that draw random numbers, in order
-        self.handles: set[int] = set()  # ids of those that are resources: an alias needs wiring of its own
-        self.numbers: set[int] = set()  # ids of those that were made of constants
-        self.ended: list[Step] = []  # the last step of each segment so far
-        self.made: set[int] = set()  # ids of eager tensors that operations of this call have made
+        self.externals: list[Any] = []  # the current segment's feeds
+        self._index = Index(self.externals)
+        self.seeds: list[seeds.Pair] = []  # seeds of the current segment's random operations, in order
+        self.handles: set[int] = set()  # ids of feeds that are resources: an alias needs its own wiring
+        self.numbers: set[int] = set()  # ids of feeds made from Python values
+        self.ended: list[Step] = []  # the last step of each finished segment
+        self.made: set[int] = set()  # ids of eager tensors computed by this call
         self._counts: Counter[Any] | None = None
-        self._counted: list[Step] = []  # the steps up to which places were counted
-        self.adopted = 0  # operations that no known step fitted
+        self._counted: list[Step] = []  # per segment, the step up to which `_counts` is complete
+        self.adopted = 0  # operations that no known step matched
         self.mismatch: Mismatch | None = None
 
-    # The hot path.
+    # Hot path.
 
-    def advance(self, op: str, inputs: tuple[Any, ...], attrs: tuple[Any, ...] | None) -> Step | None:
-        """Returns the step that this operation is, after moving there; None if no known step fits.
+    def advance(
+        self, op: str, inputs: tuple[Any, ...], attrs: tuple[Any, ...] | None, tried: Step | None = None
+    ) -> Step | None:
+        """Moves to the step that matches this operation and returns it; None if no known step does.
 
-        `attrs` is None where `inputs` carries them at its end, as the fast path of TensorFlow passes them.
+        `attrs` is None where they follow the inputs in `inputs`, as TensorFlow's fast path passes them. `tried` is the
+        step taken last time, if it is known not to match.
         """
         here = self.step
         step = here.hot
-        if step is None or not self.fits(step, op, inputs, attrs):
+        if step is None or step is tried or not self.match(step, op, inputs, attrs):
             for step in _in_turn(here):
-                if self.fits(step, op, inputs, attrs):
+                if self.match(step, op, inputs, attrs):
                     here.hot = step
                     break
             else:
@@ -94,8 +102,11 @@ class Cursor:
         return step
 
     def is_next(self, step: Step, op: str, args: tuple[Any, ...]) -> bool:
-        """Returns whether an operation is this plain step: known tensors in, one tensor out, no place to compare."""
-        if step.op != op or args[step.arity :] != step.attrs:
+        """Returns whether an operation is this `plain` step: known tensors in, one tensor out, no stack to compare."""
+        try:
+            if step.op != op or args[step.arity :] != step.attrs:
+                return False
+        except ValueError:  # `!=` is elementwise on arrays among the attributes
             return False
         base = self.base
         for want, value in zip(step.slots, args):  # noqa: B905  (attributes follow the inputs)
@@ -105,12 +116,13 @@ class Cursor:
             elif want > CONST and self.externals[-1 - want] is not (
                 value._value if type(value) is LazyTensor else value
             ):
-                return False
+                if not self._feed(value, -1 - want, step, args):  # a constant that has no tensor yet
+                    return False
         return not step.consts or self._consts_fit(step.consts, args)
 
-    def fits(self, step: Step, op: str, inputs: tuple[Any, ...], attrs: tuple[Any, ...] | None) -> bool:
-        """Returns whether an operation is this step, and notes the feeds that it adds if so."""
-        if step.op != op or step.fast is not (attrs is None) or (step.checked and step.frames != call_stack()[0]):
+    def match(self, step: Step, op: str, inputs: tuple[Any, ...], attrs: tuple[Any, ...] | None) -> bool:
+        """Returns whether an operation is this step; if so, takes its feeds and seeds, else changes nothing."""
+        if step.op != op or step.fast is not (attrs is None) or (step.checked and step.frames != user_frames()):
             return False
         if step.host:
             return True
@@ -119,7 +131,10 @@ class Cursor:
         pair = None
         if step.seeded:
             pair, attrs = seeds.split(op, attrs)
-        if attrs != step.attrs or (step.exact and repr(attrs) != repr(step.attrs)):
+        try:
+            if not same(attrs, step.attrs) if step.exact else attrs != step.attrs:
+                return False
+        except ValueError:  # `!=` is elementwise on arrays among them
             return False
         base = self.base
         mark = len(self.externals)
@@ -128,11 +143,11 @@ class Cursor:
                 if type(value) is not LazyTensor or value._key - base != want:
                     break
             elif want > CONST:
-                if not self._feed(value, -1 - want, step):
+                if not self._feed(value, -1 - want, step, inputs):
                     break
         else:
             if (not step.consts or self._consts_fit(step.consts, inputs)) and (
-                not step.lists or self._lists_fit(step, inputs)
+                not step.lists or self._match_lists(step, inputs)
             ):
                 if pair is not None:
                     self._draw(step, pair)
@@ -145,11 +160,11 @@ class Cursor:
         return False
 
     def _draw(self, step: Step, pair: seeds.Pair) -> None:
-        """Takes the seeds of a step, which it is decided is the next."""
+        """Takes the seeds of a step that has matched."""
         seeds.take(pair)
         self.seeds[step.draws - 1 :] = [pair]
 
-    def _feed(self, value: Any, k: int, step: Step) -> bool:
+    def _feed(self, value: Any, k: int, step: Step, inputs: tuple[Any, ...]) -> bool:
         externals = self.externals
         if k > len(externals):
             return False
@@ -160,13 +175,15 @@ class Cursor:
             real = value._value
             if real is None:
                 if value._out.const is None:
-                    return False  # still to come: another wiring
+                    return False  # not computed yet, so not a feed: another wiring
                 real = value.resolve()
         elif k == len(externals) and value is not None and not has_tensors(value):
             spec = step.specs[k - step.parent.external]  # type: ignore[union-attr]
             try:
+                if NATURAL.get(type(value)) != spec.enum and _spec_given(value, k, step, inputs) is not spec:
+                    return False  # 1, 1.0 and True differ in dtype unless another input decides it
                 real = make_constant(value, spec.dtype)
-            except (TypeError, ValueError):
+            except (Unsupported, TypeError, ValueError):
                 return False
         else:
             return False
@@ -199,10 +216,10 @@ class Cursor:
         return True
 
     def constant_of(self, tensor: Any) -> Const | None:
-        """Returns the value of an eager tensor from outside of the call that may stand for a shape."""
+        """Returns the value of an eager tensor from outside this call that may be used as a shape, else None."""
         return None if tensor._id in self.made else self.graph.constant_of(tensor)
 
-    def _lists_fit(self, step: Step, inputs: tuple[Any, ...]) -> bool:
+    def _match_lists(self, step: Step, inputs: tuple[Any, ...]) -> bool:
         base = self.base
         for i, (slots, consts) in step.lists.items():
             values = inputs[i]
@@ -212,7 +229,7 @@ class Cursor:
                 if want >= 0:
                     if type(value) is not LazyTensor or value._key - base != want:
                         return False
-                elif want > CONST and not self._feed(value, -1 - want, step):
+                elif want > CONST and not self._feed(value, -1 - want, step, inputs):
                     return False
             if not self._consts_fit(consts, values):
                 return False
@@ -221,38 +238,46 @@ class Cursor:
     # Cuts.
 
     def cut(self) -> None:
-        """Ends the segment: what follows is wired to its tensors as to any other feed."""
+        """Ends the segment: later operations take its tensors as feeds, like any other tensor."""
         step = self.step
         assert step.node is not None
+        start = step.node.start_after()  # may raise, so it comes before any change
         self.ended.append(step)
         self.base += step.end
         self.externals, self.seeds = [], []
         self.handles, self.numbers = set(), set()
-        self.step = step.node.start_after()
+        self.step = start
+
+    def place(self, tensor: Any) -> int | None:
+        """Returns the number of the feed that a tensor is in the current segment, or None."""
+        if self._index.values is not self.externals:
+            self._index = Index(self.externals)
+        return self._index.find(tensor)
 
     def close(self) -> None:
-        """Lets go of the call's tensors; nothing is followed any more."""
+        """Releases the call's tensors; the cursor is not used for following any more."""
+        self._index = Index([])
         self.externals, self.handles, self.numbers = [], set(), set()
         self.made.clear()
         self._counts = None
 
-    # The slow path.
+    # Slow path.
 
     @property
     def last(self) -> Node | None:
-        """The node of the last operation so far, if any."""
+        """The node of the last operation, if any."""
         node = self.step.node
         return None if node is self.graph.entry else node
 
     def count(self) -> int:
-        """Returns how many operations have been followed."""
+        """Returns the number of operations followed."""
         count = self.step.depth
         for step in self.ended:
             count += step.depth
         return count
 
     def counts(self) -> Counter[Any]:
-        """Returns how often each place has issued each operation so far in this call."""
+        """Returns how often each operation was issued at each call stack so far in this call, over all segments."""
         if self._counts is None:
             self._counts = Counter()
         for number, step in enumerate([*self.ended, self.step]):
@@ -269,7 +294,12 @@ class Cursor:
     def adopt(
         self, entry: str, op: str, inputs: tuple[Any, ...], given: tuple[Any, ...], args: tuple[Any, ...]
     ) -> Step | None:
-        """Returns a new step for an operation whose node is known, after moving there; else None and a mismatch."""
+        """Adds a step for an operation of a known node and moves there; else returns None and sets `mismatch`.
+
+        `inputs` are the op's inputs, `given` its attributes, `args` both in fast-path order. May mark inputs as fed,
+        or turn the node into a host op. Raises `core._FallbackException` for an operation that is known to take
+        TensorFlow's slow path here, so that TensorFlow issues it through `execute`.
+        """
         self.adopted += 1
         here = self.step
         signature = signature_of(op)
@@ -282,11 +312,13 @@ class Cursor:
                 raise core._FallbackException("this operation takes TensorFlow's slow path")
             node = self.graph.repeat(op, entry, attrs, location)
         if node is None:
-            return self._mismatch("new operation", location, self._expected(), f"{op}{list(attrs) or ''}")
+            self._mismatch("new operation", location, self._expected(), f"{op}{list(attrs) or ''}")
+            return None
         if node.host is not None:
             return self._move(Step(here, op, node, None, (), {}, {}, ()), node)
         if signature is None:
-            return self._mismatch("new operation", location, self._expected(), op)
+            self._mismatch("new operation", location, self._expected(), op)
+            return None
         wiring = Wiring(self, node, op, signature, args)
         try:
             parts = wiring.build(inputs)
@@ -297,16 +329,18 @@ class Cursor:
                     wiring = Wiring(self, node, op, signature, args)
                     wiring.build(inputs)
         except (Unsupported, TypeError, ValueError, OverflowError) as error:
-            return self._mismatch("unsupported input", location, "a tensor or a number", str(error))
+            self._mismatch("unsupported input", location, "a tensor or a number", str(error))
+            return None
         if node.host is not None:
             step = Step(here, op, node, None, (), {}, {}, ())
-            if wiring.keep_shaping(here):  # from the next call on; here it runs on its own
+            if wiring.keep_shaping(here):  # a segment may contain it from the next call on; now it runs as a host op
                 node.host = None
             return self._move(step, node)
         if variant is None:
             known = "; ".join(str(v.key) for v in list(node.variants.values())[-3:])
-            return self._mismatch("new shapes", location, known, str(parts))
-        # The same place with another Python number, none that decides a shape: from now on the number is fed.
+            self._mismatch("new shapes", location, known, str(parts))
+            return None
+        # A Python number changed that decides no shape: feed it from now on.
         constants = wiring.numbers(parts)
         changed = {path for path, const in constants.items() if node.constants.setdefault(path, const) != const}
         if changed:
@@ -335,12 +369,23 @@ class Cursor:
         names = [f"{n.op} at {n.location}" for n in list(last.successors.values())[:4]]
         return " or ".join(names) if names else "the end of the call"
 
-    def _mismatch(self, kind: str, location: Any, expected: str, seen: str) -> Any:
+    def _mismatch(self, kind: str, location: Any, expected: str, seen: str) -> None:
         self.mismatch = Mismatch(kind, expected, seen, str(location))
 
 
+def _spec_given(value: Any, k: int, step: Step, args: tuple[Any, ...]) -> Spec | None:
+    """Returns the spec of the tensor that TensorFlow makes of a Python value passed for feed `k` of a step."""
+    signature = signature_of(step.op or "")
+    if signature is None:
+        return None
+    for i, slot in enumerate(step.slots):
+        if slot == -1 - k or (slot == LIST and -1 - k in step.lists[i][0]):
+            return python_spec(signature, i, args, value)
+    return None
+
+
 def _in_turn(here: Step) -> list[Step]:
-    """Returns the alternatives behind a step, beginning behind the last taken: loops take them in order."""
+    """Returns the alternatives after a step, starting after the last one taken: loops take them in order."""
     if here.hot is None:
         return here.next
     at = here.next.index(here.hot)
@@ -348,5 +393,5 @@ def _in_turn(here: Step) -> list[Step]:
 
 
 def _constant_inputs(step: Step) -> list[Any]:
-    """Returns which inputs of a step are constants, by input, or by input and item."""
+    """Returns the constant inputs of a step, as input numbers or (input, item) pairs."""
     return [*step.consts, *((i, j) for i, (_, consts) in step.lists.items() for j in consts)]

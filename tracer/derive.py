@@ -1,6 +1,6 @@
-"""Derive: what a known node does with inputs that it has not had before, without a recording.
+"""Derive: outputs of a known node for new inputs, without recording.
 
-TensorFlow's own shape functions answer for new shapes; operations on constants alone are carried out on the spot.
+TensorFlow's shape functions infer the specs for new shapes; operations on constants alone are folded by running them.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from typing import Any
 import numpy as np
 
 from tracer import intercept
-from tracer.graph import Node, Variant
+from tracer.graph import Node, Variant, refusal
 from tracer.inputs import SHAPE_OPS, foldable
 from tracer.lazy import Output
-from tracer.op import Const, signature_of
-from tracer.rebuild import infer_outputs
+from tracer.op import Const, array_in, signature_of
+from tracer.rebuild import RESERVED, infer_outputs
 from tracer.spec import Spec, spec_of
 
-# A node whose constants have had this many values runs on its own from then on: as many sizes as a function may have.
+# A node whose key has constants becomes a host op after this many variants: as many as a function may have sizes.
 MAX_VALUES = 256
 
 
 def derive(node: Node, parts: tuple[Any, ...], outside: dict[Any, Spec]) -> Variant | None:
-    """Returns a new variant of `node` for these inputs; None if only running it can tell.
+    """Returns a new variant of `node` for these inputs; None if only running the operation can tell.
 
-    `outside` names the constants that Python handed in, by input number, or by input and item number: those that have
-    changed are fed from now on, if no shape depends on them. Where the outputs' shapes depend on values that are still
-    to come, the node becomes one that runs on its own (`node.host`).
+    `outside` has the spec of each constant that Python passed in, by input number or (input, item). Those that changed
+    are fed from now on, if no output shape depends on them. If output shapes depend on values that are not known yet,
+    the node becomes a host op (`node.host`).
     """
     changed = {path for path in outside if path not in node.shaping and _has_changed(node, path, _at(parts, path))}
     if changed:
@@ -47,7 +47,11 @@ def derive(node: Node, parts: tuple[Any, ...], outside: dict[Any, Spec]) -> Vari
     return _kept(node, variant)
 
 
-def _kept(node: Node, variant: Variant) -> Variant:
+def _kept(node: Node, variant: Variant) -> Variant | None:
+    # The dtypes may differ from those of the recorded call.
+    node.host = refusal(node.op, variant.key, tuple([out.spec for out in variant.outputs]))
+    if node.host is not None:
+        return None
     node.variants[variant.key] = variant
     return variant
 
@@ -55,7 +59,7 @@ def _kept(node: Node, variant: Variant) -> Variant:
 def _at(parts: tuple[Any, ...], path: Any) -> Any:
     try:
         return parts[path[0]][path[1]] if isinstance(path, tuple) else parts[path]
-    except IndexError:  # a list was longer before
+    except IndexError:  # a list used to be longer
         return None
 
 
@@ -79,8 +83,10 @@ def _generalised(parts: tuple[Any, ...], changed: set[Any], outside: dict[Any, S
 
 
 def inferred_variant(node: Node, parts: tuple[Any, ...]) -> Variant | None:
-    """Returns what TensorFlow's shape functions say of these inputs; None if they cannot tell."""
+    """Returns the variant that TensorFlow's shape functions infer; None if they do not know all shapes."""
     specs = infer_outputs(node.op, node.entry, node.attrs, parts)
+    if specs is not None and node.op in RESERVED:
+        specs = _with_reserved(node, specs)
     if specs is None or any(s is None for s in specs):
         return None
     values: list[Const | None] = [None] * len(specs)
@@ -90,6 +96,17 @@ def inferred_variant(node: Node, parts: tuple[Any, ...]) -> Variant | None:
     if template == ():
         return None
     return Variant(parts, tuple(Output(s, v, node) for s, v in zip(specs, values, strict=True)), template)
+
+
+def _with_reserved(node: Node, specs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns `specs`, with reserved outputs as the kernel returned them if those had at most one element.
+
+    The size of a real workspace (cuDNN's) depends on the inputs in a way that only the kernel knows.
+    """
+    known: dict[int, Spec | None] = dict.fromkeys(RESERVED[node.op])
+    for variant in node.variants.values():
+        known.update({n: variant.outputs[n].spec for n in known if math.prod(variant.outputs[n].spec.shape or ()) <= 1})
+    return tuple(known.get(n, spec) for n, spec in enumerate(specs))
 
 
 def _flat(parts: tuple[Any, ...]) -> list[Any]:
@@ -103,12 +120,12 @@ def _shape_value(op: str, part: Any, spec: Spec) -> Const | None:
         shape = part.handle[0][1]
     else:
         shape = part.shape
-    value = {"Size": lambda: math.prod(shape), "Rank": lambda: len(shape)}.get(op, lambda: shape)()
+    value: Any = math.prod(shape) if op == "Size" else len(shape) if op == "Rank" else shape
     return Const(np.asarray(value, dtype=spec.dtype.as_numpy_dtype))
 
 
 def _template(node: Node, count: int) -> Any:
-    """Returns the form of a result of `count` tensors; () if it is not known."""
+    """Returns the structure of a result of `count` tensors; () if unknown."""
     for variant in node.variants.values():
         if len(variant.outputs) == count:
             return variant.template
@@ -121,12 +138,12 @@ def _template(node: Node, count: int) -> Any:
 
 
 def _given(const: Const) -> Any:
-    """Returns a constant for TensorFlow, which might choose another dtype for an array than it had as a tensor."""
+    """Returns a constant as an input; an array as a tensor, since TensorFlow might convert it to another dtype."""
     return intercept.make_constant(const.value, None) if isinstance(const.value, np.ndarray) else const.value
 
 
 def folded_variant(node: Node, parts: tuple[Any, ...]) -> Variant | None:
-    """Returns what comes of constants alone, after running the operation on them; None if values are to come."""
+    """Returns the variant of a stateless operation on constants alone, by running it; None for any other."""
     signature = signature_of(node.op)
     assert signature is not None
     if node.entry != "fast" or signature.stateful or not all(isinstance(p, Const) for p in _flat(parts)):
@@ -135,12 +152,12 @@ def folded_variant(node: Node, parts: tuple[Any, ...]) -> Variant | None:
         try:
             inputs = [[*map(_given, part)] if isinstance(part, tuple) else _given(part) for part in parts]
             result = intercept.run_fast(node.op, None, (*inputs, *node.attrs))
-        except Exception:  # it fails with these values: the running program shall see how
+        except Exception:  # let the program see it fail
             return None
     tensors = intercept.flat_outputs(result)
     specs = tuple(spec_of(t) for t in tensors)
     if not foldable(node.op, False, parts, specs):
         return None
-    values = [Const(np.asarray(t._numpy_internal())) for t in tensors]
+    values = [Const(array_in(t)) for t in tensors]
     outputs = tuple(Output(s, v, node) for s, v in zip(specs, values, strict=True))
     return Variant(parts, outputs, intercept.template_of(result))

@@ -1,8 +1,8 @@
-"""Effects: what a library call did to Python beside its operations and its result, and who writes to its objects later.
+"""Effects: what a library call does to Python besides its operations and result, and later writes to its objects.
 
-A library call may be followed as one unit, its Python not run, if it runs no user code, leaves no trace in Python, and
-finds its objects as they were. The first two are observed while it runs, by looking at everything that can be
-reached from its objects before and after; the last is told by the `__setattr__` of the objects' classes.
+A library call may be memoized, and its Python skipped, if it runs no user code, changes nothing in Python, and finds
+its objects unchanged. The first two are observed: a profile function sees the calls, and everything reachable from its
+objects is compared before and after. Changes after that are reported by hooks on the `__setattr__` of their classes.
 """
 
 from __future__ import annotations
@@ -25,20 +25,25 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tracer.inputs import shape_like
+from tracer import hooks
+from tracer.faults import absorbs
 from tracer.location import is_user
+from tracer.op import array_in, same
 from tracer.private import EagerTensor, ops
 from tracer.seeds import generator
 
-MAX_OBJECTS = 100_000  # that are looked at for one call; a call with more is not known by its effects
+# By id, objects with the names of their attributes (None for a container) and the values that they hold.
+Contents = dict[int, tuple[Any, Any, tuple[Any, ...]]]
 
-# Calls into these are no user code, though their frames are part of a location: TensorFlow and Keras call them.
+MAX_OBJECTS = 100_000  # objects compared per call; a call that reaches more is not memoized
+
+# Code in these is not user code, although its frames are part of locations, since TensorFlow and Keras call it.
 _STANDARD = os.path.join(sysconfig.get_path("stdlib"), "")
 _INSTALLED = tuple({os.path.join(sysconfig.get_path(name), "") for name in ("purelib", "platlib")})
 
 
 def _files_of(name: str) -> list[str]:
-    """Returns where a package's files are: Python may have been told to find it outside of its own folders."""
+    """Returns the paths of a package's files, which an import hook may put outside the usual directories."""
     spec = importlib.util.find_spec(name)
     if spec is None:
         return []
@@ -49,8 +54,8 @@ _HELPERS = tuple(
     path for name in ("absl", "ml_dtypes", "optree", "typing_extensions", "wrapt") for path in _files_of(name)
 )
 
-# What is done by these cannot be seen afterwards.
-_OUTSIDE = frozenset({"_io", "_socket"})  # methods of classes from there
+# C functions whose effects cannot be observed afterwards.
+_OUTSIDE = frozenset({"_io", "_socket"})  # methods of classes in these modules
 _ACTING = frozenset({"print", "input", "open", "putenv", "sleep", "warn", "warn_explicit"})
 
 _LEAVES = (
@@ -58,14 +63,14 @@ _LEAVES = (
     EagerTensor, tf.DType, tf.TensorShape, weakref.ReferenceType, str, bytes, int, float, complex, type(None),
 )  # fmt: skip
 
-# What Keras' training loop notes on a model around the steps, in each `fit`: no layer asks for it.
+# Attributes that Keras' training loop sets on a model around its steps; no layer reads them.
 _NOTES = frozenset({
     "history", "stop_training", "stop_evaluating", "stop_predicting", "train_function", "test_function",
     "predict_function", "_eval_epoch_iterator", "_self_setattr_tracking",
 })  # fmt: skip
 
 
-# Code that libraries make of strings (named tuples, data classes) belongs to the module it was made for.
+# Code that libraries generate from strings (named tuples, data classes) counts as that of the module it was made for.
 _GENERATED = ("<string>", "<__array_function__")
 _MODULES = (
     "namedtuple_",
@@ -82,17 +87,17 @@ _MODULES = (
 )
 
 
-# Names of modules whose code, and that of modules inside of them, is taken for a library's because the program says so.
+# Modules that the program has declared libraries, by name; submodules are included.
 registered: set[str] = set()
 
 
 def runs_user_code(frame: types.FrameType) -> bool:
-    """Returns whether this is code of the program itself, or of a library that is not known to be harmless."""
+    """Returns whether a frame runs code of the program, or of a library not known to be harmless."""
     return is_programs(frame.f_code, frame.f_globals)
 
 
 def is_programs(code: types.CodeType, namespace: dict[str, Any]) -> bool:
-    """Returns the same of code with these globals."""
+    """Returns the same as `runs_user_code`, for code with these globals."""
     if not is_user(code) or (registered and _is_inside(str(namespace.get("__name__")))):
         return False
     name = code.co_filename
@@ -104,7 +109,7 @@ def is_programs(code: types.CodeType, namespace: dict[str, Any]) -> bool:
 
 
 def is_of_the_standard_library(frame: types.FrameType) -> bool:
-    """Returns whether this is code that comes with Python."""
+    """Returns whether a frame runs code of the standard library."""
     name = frame.f_code.co_filename
     return name.startswith("<frozen") or (name.startswith(_STANDARD) and not name.startswith(_INSTALLED))
 
@@ -119,7 +124,7 @@ def _is_inside(module: str) -> bool:
 
 
 def _namespaces() -> list[tuple[Any, dict[str, Any]]]:
-    """Returns the registered modules, their classes and functions, with what they hold now."""
+    """Returns the registered modules, their classes and functions, each with its current attributes."""
     if not registered:
         return []
     modules = [module for name, module in list(sys.modules.items()) if _is_inside(name)]
@@ -133,14 +138,14 @@ def _namespaces() -> list[tuple[Any, dict[str, Any]]]:
 
 
 def _defaults(holder: Any) -> dict[str, Any]:
-    """Returns the default arguments of a function, which may be changed in place; its door has none of its own."""
+    """Returns the defaults of a function, whose containers may be mutated in place; its wrapper has none of its own."""
     function = inspect.unwrap(holder) if isinstance(holder, types.FunctionType) else None
     if function is None:
         return {}
     return {"__defaults__": function.__defaults__, "__kwdefaults__": function.__kwdefaults__}
 
 
-# What was called before, and does nothing that matters whoever calls it: code and functions by their ids.
+# Code objects and C functions, by id, that were seen before and are harmless whoever calls them.
 _harmless: dict[int, Any] = {}
 MAX_HARMLESS = 20_000
 
@@ -152,70 +157,87 @@ def _note_harmless(called: Any) -> None:
 
 
 class Effects:
-    """Watches one call: `reason` says afterwards what it did that its operations and result do not show.
+    """Observes one call inside a `with`; `reason` then says what it did besides its operations and result.
 
-    `given_up` is called as soon as there is one. `proof` is asked whether code of the program's, and what that calls,
-    does nothing but compute.
+    `given_up` is called as soon as there is a reason. `proof` decides whether user code, and what it calls, does
+    nothing but compute.
     """
 
     def __init__(self, roots: list[Any], given_up: Callable[[], None] = lambda: None, proof: Any = None) -> None:
-        self._roots, self._given_up, self._proof = roots, given_up, proof
+        self.roots, self._given_up, self._proof = roots, given_up, proof
         self.reason: str | None = None
-        self.runs_user_code = self._collecting = False
-        self.objects: list[Any] = []  # whose attributes the call may have read
-        self.read: set[int] = set()  # the ids of tensors from before whose values Python has read
-        self.held: set[int] = set()  # the ids of tensors that the objects hold
+        self.runs_user_code = self._collecting = self._watching = False
+        self.objects: list[Any] = []  # objects whose attributes the call may have read
+        self.read: set[int] = set()  # ids of older tensors whose values Python has read
+        self.held: set[int] = set()  # ids of tensors that the objects hold
+        self.contents: Contents = {}  # of all that can be reached from the roots
+        self.ran: dict[int, tuple[types.CodeType, dict[str, Any]]] = {}  # by its id, code with its globals
 
     def __enter__(self) -> Effects:
         self._namespaces = _namespaces()
-        self._before = _contents([*self._roots, *(held for _, held in self._namespaces)])
+        self._before = _contents([*self.roots, *(held for _, held in self._namespaces)])
         if self._before is None:
             self.reason = f"it can reach more than {MAX_OBJECTS} objects"
         else:
             self._random, self._generator = _random_states(), generator()
             self._newest = ops.uid()
             self._collecting = gc.isenabled()
-            gc.disable()  # its callbacks are somebody's Python, and no part of the call
+            gc.disable()  # finalizers and callbacks are not part of the call
+            self._watching = True
             sys.setprofile(self._profile)
+            if self._proof is not None:
+                self._proof.start(self._refuse)
         return self
 
     def averted(self) -> _Averted:
-        """Looks away while the answer is entered: from what is known to have no effects."""
-        return _Averted(self)  # not kept, which would be a cycle, and whoever watches holds the call's tensors
+        """Returns a context manager that suspends observation while a call known to have no effects is answered."""
+        return _Averted(self)  # not kept: the cycle would keep the call's tensors alive
+
+    def stop(self) -> None:
+        """Stops observing after an error of the runtime's own."""
+        self.reason = self.reason or "the runtime failed"
+        self._end()
 
     def _profile(self, frame: Any, event: str, function: Any) -> None:
-        # Called a hundred thousand times for a training step: most of it asks what has been asked before.
-        if event == "call":
-            code = frame.f_code
-            if id(code) in _harmless:
-                return
-            if runs_user_code(frame):
-                if self._proof is not None and self._proof.admits(frame):
+        # Runs a hundred thousand times for a training step, mostly for what it has seen before.
+        try:
+            if event == "call":
+                code = frame.f_code
+                if id(code) not in self.ran:
+                    self.ran[id(code)] = code, frame.f_globals
+                if id(code) in _harmless:
                     return
-                self.runs_user_code = True
-                module = frame.f_globals.get("__name__")
-                reason = f"it runs {code.co_name} of {module} ({code.co_filename}:{code.co_firstlineno})"
-                self._refuse(reason if self._proof is None else f"{reason}, and {self._proof.reason}")
-            elif registered and code.co_freevars and _is_registered(frame):
-                self._refuse(f"{code.co_name} is a closure, whose variables nobody watches")
-            elif code.co_name == "convert_to_numpy":  # of Keras
-                if isinstance(frame.f_locals.get("x"), EagerTensor):
-                    self._reads(frame.f_locals["x"])
-            elif not registered and not code.co_filename.startswith(_GENERATED):
-                _note_harmless(code)
-        elif event == "c_call":
-            if self._proof is not None and not self._proof.admits_call(frame, function):
-                self._refuse(self._proof.reason)
-            elif id(function) in _harmless:
-                return
-            holder = getattr(function, "__self__", None)
-            if type(holder) is EagerTensor:
-                if function.__name__ == "_numpy_internal" and frame.f_code is not shape_like.__code__:
-                    self._reads(holder)
-            elif function.__name__ in _ACTING or type(holder).__module__ in _OUTSIDE:
-                self._refuse(f"it calls {function.__qualname__}")
-            elif type(holder) is types.ModuleType:
-                _note_harmless(function)
+                if runs_user_code(frame):
+                    if self._proof is not None and self._proof.admits(frame):
+                        return
+                    self.runs_user_code = True
+                    module = frame.f_globals.get("__name__")
+                    reason = f"it runs {code.co_name} of {module} ({code.co_filename}:{code.co_firstlineno})"
+                    self._refuse(reason if self._proof is None else f"{reason}, and {self._proof.reason}")
+                elif registered and code.co_freevars and _is_registered(frame):
+                    self._refuse(f"{code.co_name} is a closure, whose variables nobody watches")
+                elif code.co_name == "convert_to_numpy":  # Keras' function
+                    if isinstance(frame.f_locals.get("x"), EagerTensor):
+                        self._reads(frame.f_locals["x"])
+                elif not registered and not code.co_filename.startswith(_GENERATED):
+                    _note_harmless(code)
+            elif event == "c_call":
+                if self._proof is not None and not self._proof.admits_call(frame, function):
+                    self._refuse(self._proof.reason)
+                elif id(function) in _harmless:
+                    return
+                holder = getattr(function, "__self__", None)
+                if type(holder) is EagerTensor:
+                    if function.__name__ == "_numpy_internal" and frame.f_code is not array_in.__code__:
+                        self._reads(holder)
+                elif function.__name__ in _ACTING or type(holder).__module__ in _OUTSIDE:
+                    self._refuse(f"it calls {function.__qualname__}")
+                elif type(holder) is types.ModuleType:
+                    _note_harmless(function)
+        except Exception as error:  # it would surface in the code under observation
+            if not absorbs(error):
+                raise
+            self._refuse(f"the runtime failed: {error}")
 
     def _refuse(self, reason: str) -> None:
         self.reason = reason
@@ -223,6 +245,9 @@ class Effects:
         self._given_up()
 
     def _end(self) -> None:
+        self._watching = False
+        if self._proof is not None:
+            self._proof.stop()
         if sys.getprofile() == self._profile:
             sys.setprofile(None)
         if self._collecting:
@@ -256,6 +281,7 @@ class Effects:
             if len(values) != len(values_now) or any(map(_differs, values, values_now)) or names != names_now:
                 self.reason = f"it changes {_describe(holder, names, values, names_now, values_now)}"
                 return
+        self.contents = before
         self.objects = [holder for holder, names, _ in before.values() if names is not None]
         tensors = [v for _, _, values in before.values() for v in values if isinstance(v, EagerTensor)]
         self.held = {id(each) for v in tensors for each in (v, getattr(v, "_value", v))}
@@ -268,12 +294,17 @@ class _Averted:
         self._effects = effects
 
     def __enter__(self) -> None:
-        if self._effects.reason is None:
+        if self._effects._watching:
             sys.setprofile(None)
+            if self._effects._proof is not None:
+                self._effects._proof.suspend()
 
     def __exit__(self, *_: object) -> None:
-        if self._effects.reason is None:
+        # What is looked up behind the end, or finalized there, may come by here, too.
+        if self._effects._watching:
             sys.setprofile(self._effects._profile)
+            if self._effects._proof is not None:
+                self._effects._proof.resume()
 
 
 def _differs(one: Any, other: Any) -> bool:
@@ -294,12 +325,12 @@ def _random_states() -> Any:
     return random.getstate(), {k: v.tobytes() if isinstance(v, np.ndarray) else v for k, v in numpy.items()}
 
 
-def _contents(roots: list[Any], only: Any = None) -> dict[int, tuple[Any, Any, tuple[Any, ...]]] | None:
-    """Returns by id each object that can be reached, with its attributes' names (None: a container) and what it holds.
+def _contents(roots: list[Any], only: Any = None) -> Contents | None:
+    """Returns, by id, each reachable object with its attribute names (None for a container) and the values it holds.
 
-    `only`: the ids of those to look at, and no further.
+    With `only`, a set of ids, looks at those objects alone. Returns None beyond `MAX_OBJECTS`.
     """
-    found: dict[int, tuple[Any, Any, tuple[Any, ...]]] = {}
+    found: Contents = {}
     ahead = deque(roots)
     while ahead:
         holder = ahead.popleft()
@@ -333,23 +364,35 @@ def _contents(roots: list[Any], only: Any = None) -> dict[int, tuple[Any, Any, t
 
 _MISSING = object()
 _PLAIN = (int, float, str, bool)
-_CHANGING = (np.ndarray, list, dict, set, bytearray)  # `self.scale *= 2` writes the same array back
-_watched: dict[int, tuple[Any, weakref.WeakSet[Any]]] = {}  # by the object's id: a reference to it, who watches
-_hooked: weakref.WeakSet[type] = weakref.WeakSet()
+_CHANGING = (np.ndarray, list, dict, set, bytearray)  # `self.scale *= 2` assigns the same array
+_watched: dict[int, tuple[Any, weakref.WeakSet[Any]]] = {}  # by object id: a reference to it, its watchers
+_hooks = hooks.ClassHooks(
+    __name__,
+    "`__setattr__` of Keras' classes and of the program's that derive from them",
+    "a write to an object that a followed call has read invalidates what is known of that call",
+    hooks.PROCESS,
+    "__setattr__",
+)
+hooks.Hooks(
+    __name__,
+    "`sys.setprofile` on the calling thread, `gc.disable`",
+    "what a library call does to Python is watched; not where another profile function is set",
+    "a library call is learnt or confirmed",
+)
 
 
 class Watcher:
-    """Somebody who relies on objects' attributes; `changed` is called when one of them is written."""
+    """Relies on attributes of objects; `changed` is called when one of them is written."""
 
     __slots__ = ("__weakref__",)
 
     def changed(self, what: str) -> None:
-        """Takes note that `what` is no longer what it was."""
+        """Invalidates what depended on `what`."""
         raise NotImplementedError
 
 
 def watch(objects: list[Any], watcher: Watcher) -> None:
-    """Makes writes to attributes of these objects, as far as they are Keras' or derived from Keras' classes, known."""
+    """Registers `watcher` for writes to attributes of those objects whose class is, or derives from, one of Keras'."""
     for holder in objects:
         kind = type(holder)
         if not any(base.__module__.startswith("keras.") for base in kind.__mro__):
@@ -366,7 +409,7 @@ def watch(objects: list[Any], watcher: Watcher) -> None:
 
 
 def written(holder: Any, what: str) -> None:
-    """Tells those who watch an object that `what` of it is no longer what it was."""
+    """Notifies the watchers of an object that its `what` has changed."""
     entry = _watched.get(id(holder))
     if entry is not None:
         for watcher in list(entry[1]):
@@ -378,7 +421,7 @@ def _forget(key: int, _: Any) -> None:
 
 
 def _hook(kind: type) -> None:
-    if kind in _hooked:
+    if kind in _hooks:
         return
     original: Any = kind.__setattr__
 
@@ -390,11 +433,10 @@ def _hook(kind: type) -> None:
         original(self, name, value)
         after = self.__dict__.get(name, _MISSING)
         if isinstance(after, _CHANGING):
-            same = False
+            kept = False
         else:
-            same = after is before or (type(after) is type(before) and type(after) in _PLAIN and after == before)
-        if not same or name == "__class__":
+            kept = after is before or (type(after) in _PLAIN and same(after, before))
+        if not kept or name == "__class__":
             written(self, name)
 
-    kind.__setattr__ = __setattr__  # type: ignore[method-assign, assignment]
-    _hooked.add(kind)
+    _hooks.add(kind, __setattr__)

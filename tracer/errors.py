@@ -1,4 +1,4 @@
-"""The errors of the tracer: each derives from what a caller would catch."""
+"""Errors: the tracer's exceptions, each derived from the built-in that a caller would catch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ class TracerError(Exception):
 
 
 class MalformedGraph(TracerError, ValueError):
-    """A trace graph breaks one of its own rules; the message names the node and the rule."""
+    """A trace graph breaks one of its invariants; the message names the node and the rule."""
 
 
 class ParseError(TracerError, ValueError):
@@ -16,11 +16,11 @@ class ParseError(TracerError, ValueError):
 
 
 class FailedTensor(TracerError, RuntimeError):
-    """A tensor is read whose operation failed: the first failure is the cause of this one."""
+    """A tensor was read whose operation failed; the first failure is the cause."""
 
 
 class Refused(BaseException):
-    """Something cannot be written down as a block; no `except Exception` on the way may take it for its own.
+    """Something cannot be staged as a block. A `BaseException`, so that no `except Exception` on the way swallows it.
 
-    It never leaves the runtime: what was refused runs as Python.
+    It never leaves the runtime: whatever was refused runs as Python.
     """

@@ -1,8 +1,9 @@
-"""Forms: what the source of a function shows that it may do, whatever path it takes.
+"""Forms: what a function may do on any path, judged by its syntax.
 
-A function whose every statement binds local names, calls, or ends it can do nothing to the program but by what it
-calls. What it looks at from outside are the names and attributes that are written in it. Source counts only if it
-compiles to the very code that runs (`syntax`).
+If every statement of a function binds local names, calls, or leaves the function, it affects the program only through
+what it calls. Modules that are there already may be imported, and functions made that live no longer than the call. The
+outside values it depends on are the names and attributes written in it. Source counts only if it compiles to the code
+that runs (`source`).
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
 from tracer.errors import Refused
-from tracer.syntax import function_of
+from tracer.source import function_of
 
-# What changes the list, dict or set that it is a method of.
+# Methods that mutate a list, dict or set.
 _CHANGING = frozenset({
     "add", "append", "appendleft", "clear", "discard", "extend", "extendleft", "insert", "pop", "popitem", "popleft",
     "remove", "reverse", "setdefault", "sort", "update",
@@ -24,31 +25,34 @@ _CHANGING = frozenset({
 
 _STATEMENTS = (
     ast.Return, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.If, ast.For, ast.While, ast.Pass, ast.Break,
-    ast.Continue, ast.Raise, ast.Assert,
+    ast.Continue, ast.Raise, ast.Assert, ast.With, ast.Try, ast.Delete, ast.Import, ast.ImportFrom, ast.FunctionDef,
 )  # fmt: skip
 _EXPRESSIONS = (
     ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.IfExp, ast.Dict, ast.ListComp, ast.DictComp, ast.GeneratorExp, ast.Compare,
     ast.Call, ast.JoinedStr, ast.FormattedValue, ast.Constant, ast.Attribute, ast.Subscript, ast.Starred, ast.Name,
-    ast.List, ast.Tuple, ast.Slice, ast.NamedExpr,
+    ast.List, ast.Tuple, ast.Slice, ast.NamedExpr, ast.Lambda,
 )  # fmt: skip
 _PARTS = (
     ast.expr_context, ast.boolop, ast.operator, ast.unaryop, ast.cmpop, ast.comprehension, ast.keyword, ast.arguments,
-    ast.arg,
+    ast.arg, ast.withitem, ast.ExceptHandler, ast.alias,
 )  # fmt: skip
 _SAID: dict[type, str] = {
-    ast.Global: "`global`", ast.Nonlocal: "`nonlocal`", ast.Try: "`try`", ast.With: "`with`", ast.Delete: "`del`",
-    ast.Import: "an import", ast.ImportFrom: "an import", ast.FunctionDef: "a function is defined",
-    ast.Lambda: "a lambda is made", ast.Yield: "`yield`", ast.YieldFrom: "`yield`", ast.Await: "`await`",
+    ast.Global: "`global`", ast.Nonlocal: "`nonlocal`", ast.Yield: "`yield`", ast.YieldFrom: "`yield`",
+    ast.Await: "`await`",
     ast.Set: "the order of a set", ast.SetComp: "the order of a set", ast.ClassDef: "a class is defined",
 }  # fmt: skip
 
 
 class Forms(NamedTuple):
-    """What a function looks at from outside of it."""
+    """What a function reads from outside itself."""
 
-    chains: frozenset[tuple[str, ...]]  # names that are not its own, each with the attributes asked of it in a row
-    attributes: frozenset[str]  # names of all attributes that it asks for
-    codes: tuple[CodeType, ...]  # its own, and those of comprehensions inside of it
+    chains: frozenset[tuple[str, ...]]  # non-local names, each with the attribute path read from it
+    attributes: frozenset[str]  # names of all attributes it reads
+    codes: tuple[CodeType, ...]  # its own code, and that of comprehensions and functions in it
+    optional: frozenset[str]  # the attributes that may be missing: it goes on without them
+    called: frozenset[tuple[str, ...]]  # the chains that it does nothing with but call what they lead to
+    classes: frozenset[tuple[str, ...]]  # those by which it asks nothing but what kind of object something is
+    made: dict[CodeType, tuple[str, ...]]  # the functions in it, with the variables that they share with it
 
 
 _known: dict[int, tuple[CodeType, Forms | str]] = {}
@@ -56,15 +60,15 @@ MAX_KNOWN = 2000
 
 
 def has_source(code: CodeType, namespace: dict[str, Any]) -> bool:
-    """Returns whether it can be told what a function may do."""
+    """Returns whether the function's source is known, so that it can be analysed."""
     return isinstance(function_of(code, namespace), ast.FunctionDef)
 
 
 def forms_of(code: CodeType, namespace: dict[str, Any]) -> Forms:
-    """Returns what a function looks at.
+    """Returns what a function reads from outside itself, memoized.
 
     Raises:
-      Refused: if it may do more than compute, with the line; or if its source is not known.
+      Refused: if it may do more than compute, naming the line, or if its source is not known.
     """
     found = _known.get(id(code))
     if found is None:
@@ -83,19 +87,28 @@ def forms_of(code: CodeType, namespace: dict[str, Any]) -> Forms:
 
 def _forms(code: CodeType, namespace: dict[str, Any]) -> Forms:
     tree = function_of(code, namespace)
-    if not isinstance(tree, ast.FunctionDef):
+    if not isinstance(tree, (ast.FunctionDef, ast.Lambda)):
         raise Refused(f"the source of {code.co_name} is not known")
-    nodes = [node for statement in tree.body for node in ast.walk(statement)]
+    body = [tree.body] if isinstance(tree, ast.Lambda) else tree.body
+    nodes = [node for part in body for node in ast.walk(part)]
+    decorators = [] if isinstance(tree, ast.Lambda) else [ast.unparse(each) for each in tree.decorator_list]
+    manager = not {"contextmanager", "contextlib.contextmanager"}.isdisjoint(decorators)
     codes = tuple(_nested(code))
     outside = {*code.co_freevars}
     for each in codes:
         outside.update(i.argval for i in dis.get_instructions(each) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
-    own = _own(tree, nodes)
+    own = _own(tree.args, nodes) - outside
+    imported = _imported(tree.args, nodes)
+    used = _used(nodes)
     chains: set[tuple[str, ...]] = set()
-    inner: set[int] = set()  # nodes that are part of a longer chain
+    uses: dict[tuple[str, ...], set[str]] = {}
+    inner: set[int] = set()  # ids of nodes inside a longer chain
     for node in nodes:
-        if not isinstance(node, (*_STATEMENTS, *_EXPRESSIONS, *_PARTS)):
+        if not isinstance(node, (*_STATEMENTS, *_EXPRESSIONS, *_PARTS)) and not (
+            used.get(id(node)) == "member" or (manager and isinstance(node, ast.Yield))
+        ):
             raise _refused(node, _SAID.get(type(node), type(node).__name__))
+        _look_at_functions(node)
         if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
             if isinstance(node, ast.Attribute) or not _is_own(node.value, own):
                 raise _refused(node, "something is written into what it has not made itself")
@@ -107,12 +120,99 @@ def _forms(code: CodeType, namespace: dict[str, Any]) -> Forms:
             _look_at_identity(node)
         if isinstance(node, (ast.Attribute, ast.Name)) and id(node) not in inner:
             chain = _chain(node, inner)
-            if chain and chain[0] in outside:
+            if chain and chain[0] in ("getattr", "hasattr") and chain[0] in outside:
+                if used.get(id(node)) != "asked":
+                    raise _refused(node, f"`{chain[0]}` of a name that is computed")
+            elif chain and chain[0] in imported and isinstance(node.ctx, ast.Load):
+                chain = (*imported[chain[0]], *chain[1:])
+                if len(chain) == 1:
+                    raise _refused(node, "an import of a module that is handed on")
+            elif chain and chain[0] not in outside:
+                chain = ()
+            if chain:
                 chains.add(chain)
-    attributes = frozenset(node.attr for node in nodes if isinstance(node, ast.Attribute))
+                uses.setdefault(chain, set()).add(used.get(id(node), ""))
+    calls = [node for node in nodes if isinstance(node, ast.Call) and used.get(id(node.func)) == "asked"]
+    asked = {str(name.value) for node in calls if isinstance(name := node.args[1], ast.Constant)}
+    attributes = frozenset([*(node.attr for node in nodes if isinstance(node, ast.Attribute)), *asked])
+    if any(isinstance(node, ast.With) for node in nodes):
+        attributes |= {"__enter__", "__exit__"}
     if any(name.startswith("__") and not name.endswith("__") for name in (*attributes, *outside)):
         raise Refused(f"{code.co_name} looks at private names of its class")
-    return Forms(frozenset(chains), attributes, codes)
+    catches = any(isinstance(node, ast.ExceptHandler) for node in nodes)
+    optional = attributes if catches else frozenset(asked)
+    called = frozenset(chain for chain, ways in uses.items() if ways == {"called"})
+    classes = frozenset(chain for chain, ways in uses.items() if ways == {"kind"})
+    made = {each: each.co_freevars for each in codes[1:] if each.co_name not in _COMPREHENSIONS}
+    return Forms(frozenset(chains), attributes, codes, optional, called, classes, made)
+
+
+_COMPREHENSIONS = ("<listcomp>", "<dictcomp>", "<genexpr>")
+
+
+def _imported(arguments: ast.arguments, nodes: list[ast.AST]) -> dict[str, tuple[str, ...]]:
+    """Returns the local names that are modules, or parts of them, with the chains that they stand for.
+
+    The first part of such a chain is `import ` and the module's name.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    bound = [arg.arg for arg in ast.walk(arguments) if isinstance(arg, ast.arg)]
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                whole, top = f"import {alias.name}", f"import {alias.name.partition('.')[0]}"
+                bound.append(alias.asname or alias.name.partition(".")[0])
+                found[bound[-1]] = (whole if alias.asname else top,)
+        elif isinstance(node, ast.ImportFrom):
+            if node.level or node.module is None or node.names[0].name == "*":
+                raise _refused(node, "an import whose module depends on the package")
+            for alias in node.names:
+                bound.append(alias.asname or alias.name)
+                found[bound[-1]] = f"import {node.module}", alias.name
+        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            bound.append(node.id)
+        elif isinstance(node, ast.arg):
+            bound.append(node.arg)
+        elif isinstance(node, (ast.FunctionDef, ast.ExceptHandler)) and node.name:
+            bound.append(node.name)
+    for name in found:
+        if bound.count(name) > 1:
+            raise Refused(f"it binds {name}, which it imports, more than once")
+    return found
+
+
+def _used(nodes: list[ast.AST]) -> dict[int, str]:
+    """Returns by the ids of nodes what is done with them, where that matters."""
+    found: dict[int, str] = {}
+    for node in nodes:
+        if isinstance(node, ast.Compare):
+            for op, right in zip(node.ops, node.comparators, strict=True):
+                if isinstance(op, (ast.In, ast.NotIn)) and isinstance(right, ast.Set):
+                    found[id(right)] = "member"  # nobody sees its order
+        if not isinstance(node, ast.Call):
+            continue
+        found[id(node.func)] = "called"
+        if not isinstance(node.func, ast.Name) or node.keywords or len(node.args) < 2:
+            continue
+        second = node.args[1]
+        if node.func.id in ("getattr", "hasattr") and isinstance(second, ast.Constant) and type(second.value) is str:
+            found[id(node.func)] = "asked"
+        elif node.func.id in ("isinstance", "issubclass"):
+            kinds = second.elts if isinstance(second, ast.Tuple) else [second]
+            found.update({id(kind): "kind" for kind in kinds})
+    return found
+
+
+def _look_at_functions(node: ast.AST) -> None:
+    """Refuses functions that may live on, or that remember something."""
+    if isinstance(node, ast.Return) and isinstance(node.value, ast.Lambda):
+        raise _refused(node, "a lambda is returned")
+    if isinstance(node, (ast.Lambda, ast.FunctionDef)) and (node.args.defaults or any(node.args.kw_defaults)):
+        raise _refused(node, "a function with defaults is made")
+    if isinstance(node, ast.With) and not all(isinstance(item.context_expr, ast.Call) for item in node.items):
+        raise _refused(node, "`with` of something that it has not made itself")
+    if isinstance(node, ast.Delete) and not all(isinstance(target, ast.Name) for target in node.targets):
+        raise _refused(node, "`del` of a part of something")
 
 
 def _nested(code: CodeType) -> Iterator[CodeType]:
@@ -122,10 +222,12 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
             yield from _nested(const)
 
 
-def _own(tree: ast.FunctionDef, nodes: list[ast.AST]) -> set[str]:
-    """Returns the local names that never hold another container than one that was made in the function."""
+def _own(arguments: ast.arguments, nodes: list[ast.AST]) -> set[str]:
+    """Returns the local names that hold no container other than those made in the function."""
     made: set[str] = set()
-    bound = {arg.arg for arg in ast.walk(tree.args) if isinstance(arg, ast.arg)}
+    bound = {node.arg for node in (*ast.walk(arguments), *nodes) if isinstance(node, ast.arg)}
+    bound.update(node.asname or node.name for node in nodes if isinstance(node, ast.alias))
+    bound.update(node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ExceptHandler)) and node.name)
     displays: set[int] = set()
     for node in nodes:
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(
@@ -146,7 +248,7 @@ def _is_own(node: ast.expr, own: set[str]) -> bool:
 
 
 def _chain(node: ast.expr, inner: set[int]) -> tuple[str, ...]:
-    """Returns the name and attributes that an expression consists of; an empty one if it has other parts."""
+    """Returns the root name and attributes of a dotted expression, adding inner nodes to `inner`; else ()."""
     names: list[str] = []
     at = node
     while isinstance(at, ast.Attribute):

@@ -1,7 +1,7 @@
-"""Functions: a graph function of TensorFlow's, taken apart into the operations that it is made of, as a block.
+"""Functions: TensorFlow's graph functions, inlined into blocks.
 
-So a call of a `tf.function` that only computes, and reads variables, is followed like the operations themselves; what
-TensorFlow has made of its conditions and loops become branches and loops.
+A call of a `tf.function` that only computes and reads variables is then followed like its operations; TensorFlow's `If`
+and `While` become branches and loops.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tracer.block import BRANCH, COUNT, FLAG, LOOP, Block, Branch, Loop
+from tracer.block import BRANCH, COUNT, FLAG, LOOP, Block, Branch, WhileLoop
 from tracer.errors import Refused
 from tracer.intercept import flat_outputs
 from tracer.lazy import LazyTensor
@@ -24,18 +24,18 @@ _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _IFS = ("If", "StatelessIf")
 _WHILES = ("While", "StatelessWhile")
 
-LIMIT = 1 << 30  # turns of a loop that TensorFlow would not interrupt either
+LIMIT = 1 << 30  # iterations: TensorFlow does not interrupt such a loop either
 
 
 class Held(NamedTuple):
-    """A variable, as a function is given it: its handle among the arguments, and what it holds."""
+    """A variable passed to a function: the number of its handle's argument, and the spec of its value."""
 
     argument: int
     spec: Spec
 
 
 class Call(NamedTuple):
-    """A function taken apart; per argument of the block, which of the function's it is, and whether what that holds."""
+    """An inlined function; `sources` has, per argument of the block, the function's, and whether to read it."""
 
     block: Block
     sources: tuple[tuple[int, bool], ...]
@@ -43,7 +43,7 @@ class Call(NamedTuple):
 
 
 def take_apart(name: str, specs: tuple[Spec, ...]) -> Call:
-    """Returns what a function does with arguments of these specs; raises `Refused` if that is more than to compute."""
+    """Returns the block of a function for arguments of these specs; raises `Refused` if it does more than compute."""
     stage = Stage()
     sources: list[tuple[int, bool]] = []
     held: dict[int, LazyTensor] = {}
@@ -77,14 +77,14 @@ def _behind(spec: Spec) -> Spec:
 
 
 class _Writer:
-    """Writes a function's operations down in a stage; `value_of` gives what a variable holds."""
+    """Stages a function's operations; `value_of` maps a `Held` to the tensor of its value."""
 
     def __init__(self, stage: Stage, value_of: Any) -> None:
         self.stage = stage
         self.value_of = value_of
 
     def write(self, name: str, given: list[Any]) -> list[Any]:
-        """Returns the function's results for these arguments."""
+        """Stages the named function and returns its results for these arguments."""
         ctx = context.context()
         if not ctx.has_function(name):
             raise Refused(f"{name} is no function any more")
@@ -180,7 +180,7 @@ class _Writer:
         body = turning.block([*(after[n] for n in states), stuck])
         test = testing.block([going])
         outer, places = joined([testing, turning], [given[n] for n in states])
-        loop = Loop(test, body, places[0], places[1], tuple(range(len(states))), LIMIT, True)
+        loop = WhileLoop(test, body, places[0], places[1], tuple(range(len(states))), LIMIT, True)
         specs = [given[n]._out.spec for n in states]
         outer[: len(states)] = [inputs[n] for n in states]
         results = iter(self.stage.structure(LOOP, loop, outer, [*specs, COUNT, FLAG]))
@@ -188,7 +188,7 @@ class _Writer:
 
 
 def joined(stages: list[Stage], first: list[Any] | None = None) -> tuple[list[Any], list[tuple[int, ...]]]:
-    """Returns what stages take from the one around them, `first` before the rest, and for each which of it it takes."""
+    """Returns the tensors that stages capture, after those of `first`, and per stage their positions."""
     outer = list(first or [])
     places = []
     for stage in stages:
@@ -200,7 +200,7 @@ def joined(stages: list[Stage], first: list[Any] | None = None) -> tuple[list[An
 
 
 def _plain(attr: Any) -> Any:
-    """Returns an attribute's value as the fast path of TensorFlow takes it."""
+    """Returns an attribute's value as TensorFlow's fast path takes it."""
     kind = attr.WhichOneof("value")
     if kind == "type":
         return attr.type

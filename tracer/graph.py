@@ -1,11 +1,11 @@
 """Trace graph: all traces of one function, merged.
 
-A *node* is an operation at a place: type, attributes and location. Its *variants* say what comes out for what goes
-in (dtypes, shapes, and the values of integers that shapes depend on). Edges say which node followed which; a node
-with several successors is a fork, one with several predecessors a join.
+A *node* is an operation at a location: type, attributes, call stack and iteration. Its *variants* map input parts
+(dtypes, shapes, and the values of integers that shapes depend on) to outputs. Edges record which node followed which; a
+node with several successors is a fork, one with several predecessors a join.
 
-A *step* is a node on one path, with its wiring: which earlier tensor of the same segment each input is, or which
-feed. Steps are what the cursor walks; they hang in a tree that starts anew after every cut, so paths that part
+A *step* is a node on one path, with its wiring: for each input, which earlier tensor of the same segment or which feed
+it is. The cursor walks steps. They form one tree per cut, rooted at the node before the cut, so paths that differed
 before a cut share their steps after it.
 """
 
@@ -15,31 +15,33 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from tracer import seeds
 from tracer.inputs import shape_like
 from tracer.lazy import Output
 from tracer.location import FREE, Location
 from tracer.op import Const, copied_attrs, freeze, signature_of
-from tracer.spec import Spec, spec_of
+from tracer.spec import RESOURCE, STRING, VARIANT, Spec, spec_of
 
-CONST = -(1 << 40)  # slot of an input that is a constant
-LIST = CONST - 1  # slot of an input that is a list
+CONST = -(1 << 40)  # slot of a constant input
+LIST = CONST - 1  # slot of a list input
 
 MAX_HANDLES = 4096
 
-# A place whose attributes have had this many values runs its operation on its own from then on.
+# An operation that has been seen with more attribute values than this at one location is a host op from then on.
 MAX_ATTRIBUTES = 32
 
 
 class Variant:
-    """What a node does with inputs of these specs and values: its outputs, and the shape of its result."""
+    """The outputs of a node for one key (a spec or constant per input), and the structure of its result."""
 
     __slots__ = ("key", "outputs", "template")
 
     def __init__(self, key: tuple[Any, ...], outputs: tuple[Output, ...], template: Any) -> None:
         self.key = key
         self.outputs = outputs
-        # None: no result; -1: the tensor itself; else a list of output numbers and lists of output numbers.
+        # None: no result; -1: a single tensor; else a list of output numbers and lists of output numbers.
         self.template = template
 
     @property
@@ -49,7 +51,7 @@ class Variant:
 
 
 class Node:
-    """One operation at one place of the user's program."""
+    """One operation at one location of the user's program."""
 
     __slots__ = (
         "after", "attrs", "constants", "entry", "fed", "guarded", "head", "host", "inputs", "location", "name",
@@ -63,20 +65,20 @@ class Node:
         self.attrs: tuple[Any, ...] = copied_attrs(attrs)
         self.location = location
         self.name: Any = None
-        self.guarded = FREE  # what the program may do with its failure
-        self.host: str | None = None  # why the operation runs on its own and is no part of a segment
+        self.guarded = FREE  # what the program may do with a failure: FREE, NAMED, PASSED or CAUGHT (`location`)
+        self.host: str | None = None  # why this is a host op, which runs on its own and is not part of a segment
         self.variants: dict[tuple[Any, ...], Variant] = {}
         self.successors: dict[int, Node] = {}
         self.predecessors: dict[int, Node] = {}
-        self.inputs: list[set[str]] = []  # where each input has come from, for people
-        self.fed: set[Any] = set()  # constants that have changed and are fed since
-        self.shaping: set[Any] = set()  # those that were fed, until a shape behind the node was found to depend on them
-        self.constants: dict[Any, Const] = {}  # the first of those that may be fed, by input, or by input and item
+        self.inputs: list[set[str]] = []  # source of each input, for display only
+        self.fed: set[Any] = set()  # constants that changed between calls, and have been fed since
+        self.shaping: set[Any] = set()  # inputs that were fed until a later shape turned out to depend on them
+        self.constants: dict[Any, Const] = {}  # first values of those that may be fed, by input or (input, item)
         self.after: Step | None = None
-        self.head: Node = self  # of the nodes of all iterations of this operation at this place, the first
+        self.head: Node = self  # the first node of this operation at this call stack
 
     def start_after(self) -> Step:
-        """Returns the root of the steps that follow a cut behind this node: the same one in all iterations."""
+        """Returns the root of the steps after a cut behind this node; all iterations share it."""
         head = self.head
         if head.after is None:
             head.after = Step(None, None, head, None, (), {}, {}, ())
@@ -86,14 +88,37 @@ class Node:
         return f"<Node {self.number} {self.op} at {self.location}>"
 
 
-class Step:
-    """A node on one path of a segment: what the cursor compares an operation with."""
+class Carried:
+    """Per-step slots owned by the package that follows the graph. `tracer` only initialises them.
+
+    They are slots of the step itself because every operation and library call reads one: a separate object would add an
+    attribute access, and a side table a hash.
+    """
 
     __slots__ = (
-        "arity", "assertion", "attrs", "checked", "closed", "consts", "depth", "draws", "early", "end", "exact",
-        "executables", "external", "fast", "first", "frames", "host", "hot", "lists", "live", "next", "node", "notes",
-        "op", "outputs", "parent", "pattern", "pause", "plain", "regions", "risky", "seeded", "single", "slots",
-        "specs", "spelled", "tape", "variant", "visits",
+        "assertion", "closed", "executables", "notes", "pattern", "pause", "regions", "spelled", "tape", "visits",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.visits = 0  # calls that cut right after this step
+        self.executables: Any = None  # what is compiled for the segment that ends here
+        self.pause = False  # whether there is a host gap after this step
+        self.regions: Any = None  # memoized library calls that start after this step, by key
+        self.pattern: Any = None  # arguments of the most recent of them
+        self.spelled: dict[int, tuple[Any, Any]] | None = None  # by input: a list's frozen value, its constant
+        self.tape: Any = None  # complete attributes, in the form gradient tapes take
+        self.closed: bool | None = None  # whether all its inputs are computed in this segment
+        self.assertion: Any = None  # the assertion about its result, to repeat if it fails
+        self.notes: Any = None  # what Keras adds to an error of this operation
+
+
+class Step(Carried):
+    """A node on one path of a segment: what the cursor matches an operation against."""
+
+    __slots__ = (
+        "arity", "attrs", "checked", "consts", "depth", "draws", "early", "end", "exact", "external", "fast", "first",
+        "frames", "host", "hot", "lists", "live", "next", "node", "op", "outputs", "parent", "plain", "risky", "seeded",
+        "single", "slots", "specs", "variant",
     )  # fmt: skip
     end: int
     live: int
@@ -110,51 +135,44 @@ class Step:
         lists: dict[int, tuple[tuple[int, ...], dict[int, Const]]],
         specs: tuple[Any, ...],
     ) -> None:
+        super().__init__()
         self.parent = parent
         self.op = op
         self.node = node
         self.variant = variant
-        self.slots = slots  # per input: >= 0 a tensor of this segment, < 0 a feed -(k + 1), or CONST, or LIST
+        self.slots = slots  # per input: >= 0 a tensor of this segment, < 0 feed -(k + 1), or CONST, or LIST
         self.consts = consts
         self.lists = lists
-        self.specs = specs  # the specs of the feeds that this step is the first to use
+        self.specs = specs  # specs of the feeds first used by this step
         self.external = (parent.external if parent is not None else 0) + len(specs)
-        self.first = parent.end if parent is not None else 0  # number of its first output in the segment
+        self.first = parent.end if parent is not None else 0  # number of its first output within the segment
         self.outputs = variant.outputs if variant is not None else ()
         self.end = self.first + len(self.outputs)
         self.depth: int = parent.depth + 1 if parent is not None else 0
-        # How many operations of the segment have to run: those that are known from shapes alone do not.
+        # Operations of the segment up to here that must run; those folded from shapes are not counted.
         self.live = (parent.live if parent is not None else 0) + (variant is not None and not variant.folded)
         self.single = variant is not None and variant.template == -1
         self.arity = len(slots)
-        self.fast = node is not None and node.entry == "fast"  # the other way gives its results in another form
+        self.fast = node is not None and node.entry == "fast"  # `execute` returns its results in another structure
         self.attrs = node.attrs if node is not None and op is not None else ()
         self.exact = _needs_exact_attrs(self.attrs)
         self.host = node is not None and op is not None and node.host is not None
-        self.early = self.host and op in seeds.DRAWING  # it may run without a cut, if its inputs are known
-        # Whether it draws random numbers from seeds that are fed; how many operations of the segment do up to here.
+        self.early = self.host and op in seeds.DRAWING  # a host op that needs no cut if its inputs are known
+        # Whether it draws random numbers from fed seeds, and how many such draws the segment has up to here.
         self.seeded = op is not None and not self.host and seeds.are_fed(op, self.attrs)
         self.draws: int = (parent.draws if parent is not None else 0) + self.seeded
         self.next: list[Step] = []
-        # Whether the place counts too: behind a cut and at a fork, what looks the same may be another operation.
+        # Whether to compare the call stack too: right after a cut and at a fork, an operation that looks the same may
+        # be another one.
         self.checked = parent is not None and parent.parent is None
         self.frames = node.location.frames if node is not None else ()
         self.hot: Step | None = None
-        self.visits = 0
-        self.executables: Any = None  # owned by the runtime: what has been compiled for a cut behind this step
-        self.spelled: dict[int, tuple[Any, Any]] | None = None  # what lists among the inputs said, and became
-        self.tape: Any = None  # the complete attributes, for gradient tapes
-        self.closed: bool | None = None  # owned by the runtime: whether it takes nothing but what the segment has made
-        self.regions: Any = None  # owned by the runtime: library calls that begin behind this step
-        self.pattern: Any = None  # owned by the runtime: of those, the arguments of the one that came last
-        self.risky: bool | None = None  # owned by the runtime: whether a failure could be caught by the program
-        self.assertion: Any = None  # owned by the runtime: what an assertion says where it does not hold
-        self.notes: Any = None  # owned by the runtime: what Keras writes into an error of it, the first of some
-        self.pause = False  # owned by the runtime: whether Python takes its time behind this step
+        # Whether the program could catch a failure of it; None until the package above has decided.
+        self.risky: bool | None = None
         self.plain = False
 
     def settle_plain(self) -> None:
-        """Decides whether the cursor may compare this step in its shortest way."""
+        """Sets `plain`: whether `Cursor.is_next` may match this step on its short path."""
         self.plain = (
             self.risky is False
             and self.single
@@ -162,7 +180,7 @@ class Step:
         )
 
     def add(self, step: Step, most: int) -> None:
-        """Adds a step that may come next; beyond `most`, the oldest goes."""
+        """Adds a successor and makes it the first to try; drops the oldest beyond `most`."""
         if len(self.next) >= most:
             del self.next[0]
         if any(s.node is not step.node for s in self.next):
@@ -174,33 +192,33 @@ class Step:
 
     @property
     def place(self) -> str:
-        """Where the program issued the operation, for people."""
+        """The source line that issued the operation, for messages."""
         return str(self.node.location) if self.node is not None else ""
 
     def is_inside(self, frames: tuple[Any, ...]) -> bool:
-        """Returns whether the operation was issued by what was called from here: its library may have frames, too."""
+        """Returns whether a callee of `frames` issued the operation; its own frames may be in the location too."""
         return self.frames[len(self.frames) - len(frames) :] == frames
 
     def root(self) -> Step:
-        """Returns the root of the steps that this one hangs from."""
+        """Returns the root of the tree that holds this step."""
         step = self
         while step.parent is not None:
             step = step.parent
         return step
 
     def arrange(self, tensors: list[Any]) -> Any:
-        """Returns the outputs, given as they are numbered, in the form in which the operation returns them."""
+        """Returns `tensors`, the outputs by number, in the structure that the operation returns."""
         template = self.variant.template if self.variant is not None else None
         if template is None:
             return None
         return [tensors[t] if isinstance(t, int) else [tensors[n] for n in t] for t in template]
 
     def given(self) -> set[int]:
-        """Returns the numbers of the segment's tensors up to this step that are not known from shapes alone."""
+        """Returns the numbers of the segment's tensors up to this step that have to be computed."""
         return {s.first + n for s in self.chain() for n, out in enumerate(s.outputs) if out.const is None}
 
     def chain(self) -> list[Step]:
-        """Returns the steps of the segment up to this one, in order."""
+        """Returns the steps of the segment up to and including this one, in order."""
         steps = []
         step: Step | None = self
         while step is not None and step.parent is not None:
@@ -210,13 +228,17 @@ class Step:
         return steps
 
 
-def _needs_exact_attrs(attrs: tuple[Any, ...]) -> bool:
-    """Whether `==` is too weak for these attributes: 0.0 == -0.0 holds, and they are not the same."""
-    return any(a == 0.0 and isinstance(a, float) for a in attrs)
+def _needs_exact_attrs(value: Any) -> bool:
+    """Whether `==` does not decide the identity of these attributes: 0.0 == -0.0, and NaN != NaN."""
+    if isinstance(value, (list, tuple)):
+        return any(map(_needs_exact_attrs, value))
+    if isinstance(value, (np.ndarray, np.generic)):
+        return True
+    return isinstance(value, float) and (value == 0.0 or value != value)
 
 
 def spec_of_constant(step: Step, *path: int) -> Spec | None:
-    """Returns the spec of a step's constant input, or item of a list; None where its value matters for shapes."""
+    """Returns the spec of a step's constant input, or list item, at `path`; None where shapes depend on its value."""
     assert step.variant is not None
     part: Any = step.variant.key
     for n in path:
@@ -233,17 +255,17 @@ class TraceGraph:
         self.index: dict[Any, Node] = {}
         self.entry = Node(0, "Entry", "entry", (), Location((), 0))
         self.nodes.append(self.entry)
-        self.places: Counter[Any] = Counter()  # how many nodes each operation has at each place
+        self.places: Counter[Any] = Counter()  # nodes per operation and location, whatever their attributes
         self.steps = 0
         self.exits: set[int] = set()
-        self.slow: set[Any] = set()  # operations that TensorFlow's fast path has refused, by place
-        self._heads: dict[Any, Node] = {}  # the first node of each operation at each place
-        self._latest: dict[Any, Node] = {}  # the last node of each operation at each place, with its attributes
+        self.slow: set[Any] = set()  # operations issued through `execute`, with their locations
+        self._heads: dict[Any, Node] = {}  # the first node per operation and call stack
+        self._latest: dict[Any, Node] = {}  # the latest node per operation, attributes and call stack
         self._constants: dict[int, Const | None] = {}
         self._handles: dict[int, Spec] = {}
 
     def handle_spec(self, handle: Any) -> Spec:
-        """Returns the spec of a resource; what was found once is kept by the handle's id, which is never used again."""
+        """Returns the spec of a resource, memoized by the handle's `_id`, which TensorFlow never reuses."""
         spec = self._handles.get(handle._id)
         if spec is None:
             if len(self._handles) >= MAX_HANDLES:
@@ -252,7 +274,7 @@ class TraceGraph:
         return spec
 
     def constant_of(self, tensor: Any) -> Const | None:
-        """Returns the value of an eager tensor if it may stand for a shape; read once per tensor."""
+        """Returns the value of an eager tensor that may be used as a shape, else None; reads each tensor once."""
         key = tensor._id
         if key not in self._constants:
             if len(self._constants) >= MAX_HANDLES:
@@ -261,19 +283,19 @@ class TraceGraph:
         return self._constants[key]
 
     def find(self, op: str, entry: str, attrs: tuple[Any, ...], location: Location) -> Node | None:
-        """Returns the node with this type, these attributes and this location, if there is one."""
+        """Returns the node with this type, these attributes and this location, or None."""
         node = self.index.get(node_key(op, entry, attrs, location))
         return node or self.index.get((op, entry, location))
 
     def add(self, op: str, entry: str, attrs: tuple[Any, ...], location: Location) -> Node:
-        """Adds a node; one that is there already is returned."""
+        """Adds a node, or returns the existing one."""
         key = node_key(op, entry, attrs, location)
         place = (op, entry, location)
         node = self.index.get(key)
         if node is None:
             self.places[place] += 1
             if self.places[place] > MAX_ATTRIBUTES:
-                key = place  # from now on it is what it is whatever its attributes say
+                key = place  # from now on attributes are not part of the key
             node = self.index[key] = Node(len(self.nodes), op, entry, attrs, location)
             if key == place and self.places[place] > MAX_ATTRIBUTES:
                 node.host = "its attributes keep changing"
@@ -286,7 +308,7 @@ class TraceGraph:
         return node
 
     def repeat(self, op: str, entry: str, attrs: tuple[Any, ...], location: Location) -> Node | None:
-        """Adds a node for one more iteration of what is known from others; None if it is not."""
+        """Adds a node for one more iteration of a known operation, copying its variants; None if none is known."""
         known = self._latest.get(node_key(op, entry, attrs, location._replace(iteration=0)))
         if known is None:
             return None
@@ -300,21 +322,21 @@ class TraceGraph:
         return node
 
     def link(self, before: Node, after: Node) -> None:
-        """Notes that `after` has followed `before`."""
+        """Adds the edge from `before` to `after`."""
         if after.number not in before.successors:
             before.successors[after.number] = after
             after.predecessors[before.number] = before
 
     def size(self) -> int:
-        """Returns how many nodes and steps there are: what the graph's memory grows with."""
+        """Returns the number of nodes and steps, which the graph's memory is proportional to."""
         return len(self.nodes) + self.steps
 
     def forks(self) -> Iterator[Node]:
-        """Yields the nodes behind which paths part."""
+        """Yields the nodes with several successors."""
         return (n for n in self.nodes if len(n.successors) > 1)
 
     def joins(self) -> Iterator[Node]:
-        """Yields the nodes in which paths meet again."""
+        """Yields the nodes with several predecessors."""
         return (n for n in self.nodes if len(n.predecessors) > 1)
 
     def __str__(self) -> str:
@@ -324,9 +346,10 @@ class TraceGraph:
 
 
 def node_key(op: str, entry: str, attrs: tuple[Any, ...], location: Location) -> Any:
-    """Returns the identity of a node: type, attributes, location.
+    """Returns the identity of a node: type, entry point, attributes and location.
 
-    Operations that run on their own are what they are whatever their attributes say (seeds given, functions).
+    Attributes are left out for host ops (functions, operations with a state of their own) and where they cannot be
+    frozen.
     """
     signature = signature_of(op)
     if signature is None or (signature.stateful and not is_variable_op(op) and not seeds.are_fed(op, attrs)):
@@ -340,10 +363,38 @@ def node_key(op: str, entry: str, attrs: tuple[Any, ...], location: Location) ->
 VARIABLE_OPS = frozenset(
     {"ReadVariableOp", "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "VariableShape",
      "ResourceGather", "ResourceGatherNd", "ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterUpdate",
-     "ResourceScatterMin", "ResourceScatterMax", "RngReadAndSkip"}
+     "ResourceScatterMin", "ResourceScatterMax", "ResourceStridedSliceAssign", "RngReadAndSkip"}
+)  # fmt: skip
+
+# Of optimizers: each updates a variable and its slots.
+OPTIMIZER_OPS = frozenset(
+    {"ResourceApplyAdadelta", "ResourceApplyAdagradV2", "ResourceApplyAdam", "ResourceApplyCenteredRMSProp",
+     "ResourceApplyGradientDescent", "ResourceApplyKerasMomentum", "ResourceApplyMomentum", "ResourceApplyRMSProp"}
 )  # fmt: skip
 
 
 def is_variable_op(op: str) -> bool:
-    """Returns whether `op` works on a variable in a way that segments can keep in order."""
-    return op in VARIABLE_OPS
+    """Returns whether `op` works on variables in a way whose order segments preserve."""
+    return op in VARIABLE_OPS or op in OPTIMIZER_OPS
+
+
+def refusal(op: str, parts: tuple[Any, ...], outputs: tuple[Spec, ...]) -> str | None:
+    """Returns why an operation with these inputs and outputs must be a host op; None if a segment may contain it."""
+    specs = [s for p in parts for s in (p if isinstance(p, tuple) else (p,)) if isinstance(s, Spec)]
+    for spec in (*specs, *outputs):
+        if spec.enum == STRING:
+            return "strings cannot be compiled"
+        if spec.enum == VARIANT:
+            return "a variant's contents are not known"
+    if any(s.enum == RESOURCE for s in outputs):
+        return f"{op} makes a resource"
+    for spec in specs:
+        if spec.enum == RESOURCE and not is_variable_op(op):
+            return f"{op} works on a resource"
+        if spec.enum == RESOURCE and not _is_fixed(spec):
+            return "the variable's shape is not fixed"
+    return None
+
+
+def _is_fixed(spec: Spec) -> bool:
+    return spec.handle is not None and all(shape is not None and -1 not in shape for _, shape in spec.handle)

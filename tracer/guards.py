@@ -1,7 +1,7 @@
 """Guards: whether an exception raised at an instruction could be caught in the same function.
 
-An operation that fails inside a `try` must fail there and not later. CPython keeps that knowledge in its bytecode:
-an exception table since 3.11 (relies on `dis._parse_exception_table`), `SETUP_FINALLY` blocks in 3.10.
+An operation that fails inside a `try` must fail there and not later. CPython's bytecode tells: by an exception table
+since 3.11 (relies on `dis._parse_exception_table`), by `SETUP_FINALLY` blocks in 3.10.
 """
 
 from __future__ import annotations
@@ -12,52 +12,185 @@ import dis
 import functools
 import operator
 from contextlib import redirect_stdout
-from types import CodeType
-from typing import Any
+from types import CodeType, ModuleType
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-# Context managers that never swallow an exception, by what the program calls. `with` blocks of others
+from tracer.managers import (
+    ITEMS,
+    Cleanup,
+    add_failures,
+    add_passing,
+    is_of_others,
+    readable,
+    scan,
+    variables_of,
+)
+
+# Context managers that never swallow an exception, identified by what the program calls. Other `with` blocks
 # (`contextlib.suppress`, a test's `raises`) may, and count as guards.
 TRANSPARENT_MANAGERS: tuple[Any, ...] = (
     tf.GradientTape, tf.autodiff.ForwardAccumulator, tf.compat.v1.name_scope, tf.name_scope, tf.device,
     tf.control_dependencies, tf.init_scope, open, redirect_stdout,
 )  # fmt: skip
+add_passing(tf.compat.v1.name_scope.__exit__)
+add_failures((tf.errors.OpError, AssertionError), (tf.errors.ResourceExhaustedError,))
 _TRANSPARENT_METHODS = frozenset({"stop_recording"})  # of a tape in a local variable
 
 
 def is_guarded(code: CodeType, offset: int, namespace: dict[str, Any]) -> bool:
-    """Returns whether an exception raised by the instruction at byte `offset` of `code` may be caught in `code`.
+    """Returns whether an exception raised at byte `offset` of `code` may be caught in `code`.
 
-    `namespace` holds the globals of the function, in which context managers are looked up.
+    `namespace` is the function's globals, where context managers are looked up.
     """
     instructions, entries, position = _disassembled(code)
     if entries is None:
         return _is_guarded_by_blocks(instructions, offset, namespace)
     seen = set()
     while True:
-        # The table names the innermost handler; what that one raises again goes to the handler of its own place.
+        # The table gives the innermost handler; what that re-raises goes to the handler around it.
         entry = next((e for e in entries if e.start <= offset < e.end), None)
         if entry is None or entry.target in seen:
             return False
         seen.add(entry.target)
         n = position[entry.target]
-        if instructions[n].opname == "PUSH_EXC_INFO":  # others clean up and raise again
+        if instructions[n].opname == "PUSH_EXC_INFO":  # any other handler cleans up and re-raises
             if instructions[n + 1].opname != "WITH_EXCEPT_START":
                 return True
-            before = position[min(e.start for e in entries if e.target == entry.target)]
-            while before and instructions[before].opname not in ("BEFORE_WITH", "LOAD_SPECIAL", "BEFORE_ASYNC_WITH"):
-                before -= 1
-            if not _transparent(instructions, before, namespace):
+            if not _transparent(instructions, _entering(instructions, entries, entry, position), namespace):
                 return True
         offset = entry.target
 
 
-def start_of(code: CodeType, offset: int) -> int:
-    """Returns the offset of the instruction that a frame is at, which is the same however CPython runs it.
+class Guard(NamedTuple):
+    """The handlers around an instruction, as far as what they do with errors depends on values in a running frame."""
 
-    Since 3.11 a frame that calls Python from a specialised instruction is at the last of that one's cache entries, and
-    on 3.11 a call is at either of its two instructions; with a profile hook nothing is specialised.
+    leaves: tuple[tuple[int, frozenset[str]], ...]  # frame slots of `__exit__` methods, names the bodies write
+    cleanups: tuple[Cleanup, ...]  # what `finally` clauses do
+
+
+def guard_of(code: CodeType, offset: int, namespace: dict[str, Any], trusted: bool = False) -> bool | Guard:
+    """Returns whether an exception raised at `offset` may be caught or observed in `code`, or what decides it.
+
+    More exact than `is_guarded`. With `trusted`, `finally` clauses of this code are taken to be harmless.
+    """
+    instructions, entries, position = _disassembled(code)
+    if entries is None or not readable:
+        return is_guarded(code, offset, namespace)
+    leaves: list[tuple[int, frozenset[str]]] = []
+    cleanups: list[Cleanup] = []
+    seen = set()
+    while True:
+        entry = next((e for e in entries if e.start <= offset < e.end), None)
+        if entry is None or entry.target in seen:
+            return Guard(tuple(leaves), tuple(cleanups)) if leaves or cleanups else False
+        seen.add(entry.target)
+        n = position[entry.target]
+        if instructions[n].opname == "PUSH_EXC_INFO":
+            stored = _stored(instructions, entries, entry.target)
+            if instructions[n + 1].opname != "WITH_EXCEPT_START":
+                cleanup = _cleanup_at(instructions, n, position, namespace)
+                if cleanup is None:
+                    return True
+                if not trusted:
+                    if not cleanup.harmless or not stored.isdisjoint(cleanup.attributes):
+                        return True
+                    if cleanup.chains or cleanup.stores or cleanup.others:
+                        cleanups.append(cleanup)
+            elif not _transparent(instructions, _entering(instructions, entries, entry, position), namespace):
+                leaves.append((variables_of(code) + entry.depth - 1, stored))
+        offset = entry.target
+
+
+def _entering(instructions: list[Any], entries: Any, entry: Any, position: dict[int, int]) -> int:
+    """Returns the index of the instruction that entered the `with` statement of a handler."""
+    at = position[min(e.start for e in entries if e.target == entry.target)]
+    while at and instructions[at].opname not in ("BEFORE_WITH", "LOAD_SPECIAL", "BEFORE_ASYNC_WITH"):
+        at -= 1
+    return at
+
+
+def _stored(instructions: list[Any], entries: list[Any], target: int) -> frozenset[str]:
+    """Returns the names of variables and attributes that the body guarded by this handler writes."""
+    body, before = {e for e in entries if e.target == target}, 0
+    while len(body) > before:  # includes nested statements, whose handlers are part of the body
+        before = len(body)
+        body |= {e for e in entries if any(b.start <= e.target < b.end for b in body)}
+    inside = (i for i in instructions if any(e.start <= i.offset < e.end for e in body))
+    names: set[str] = set()
+    for instruction in inside:
+        if instruction.opname.startswith("STORE_"):
+            value = instruction.argval
+            if instruction.opname == "STORE_SUBSCR":
+                value = ITEMS
+            names.update(map(str, value if isinstance(value, tuple) else (value,)))
+    return frozenset(names)
+
+
+def _cleanup_at(
+    instructions: list[Any], handler: int, position: dict[int, int], namespace: dict[str, Any]
+) -> Cleanup | None:
+    """Returns what a handler does if it re-raises every error that an operation fails with; None if it may not."""
+    cleanup = Cleanup()
+    reached, ahead = set[int](), [handler]
+    catches = instructions[handler + 1].opname == "POP_TOP"  # a bare `except`
+    while ahead:
+        n = ahead.pop()
+        if n in reached:
+            continue
+        reached.add(n)
+        instruction = instructions[n]
+        name = instruction.opname
+        if name.startswith("RETURN_") or (name == "RAISE_VARARGS" and instruction.arg != 0):
+            return None
+        catches = catches or name in ("RAISE_VARARGS", "CHECK_EXC_MATCH", "JUMP_IF_NOT_EXC_MATCH", "CHECK_EG_MATCH")
+        if instruction.opcode in _JUMPS:
+            if "BACKWARD" in name:
+                return None
+            ahead.append(position[instruction.argval])
+        if name == "CHECK_EXC_MATCH" and (others := _others(instructions, n, namespace)):
+            cleanup.others += others  # the next instruction jumps over what is done with those
+            ahead.append(position[instructions[n + 1].argval])
+        elif name not in _ENDS and not name.startswith("JUMP_FORWARD"):
+            ahead.append(n + 1)
+    found = [instructions[n] for n in sorted(reached)]
+    scan(cleanup, found, handling=True)
+    if catches:  # then it runs for errors only, and may have no effects
+        cleanup.harmless &= not cleanup.stores and not any(i.opname.startswith(_EFFECTS) for i in found)
+    return cleanup
+
+
+def _others(
+    instructions: list[Any], match: int, namespace: dict[str, Any]
+) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Returns the names of the classes of errors that are caught here, if no operation fails with one of them now."""
+    chains: list[list[str]] = []
+    at = match
+    while instructions[at - 1].opname in (*_ATTRIBUTES, "LOAD_GLOBAL", "LOAD_NAME", "BUILD_TUPLE", "PUSH_NULL"):
+        at -= 1
+    for instruction in instructions[at:match]:
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            chains.append([str(instruction.argval)])
+        elif instruction.opname in _ATTRIBUTES and chains:
+            chains[-1].append(str(instruction.argval))
+    for name, *path in chains:
+        caught: Any = namespace.get(name, getattr(builtins, name, None))
+        for attribute in path:
+            caught = getattr(caught, attribute, None) if isinstance(caught, ModuleType) else None
+        if not is_of_others(caught):
+            return []
+    return [("global", name, tuple(path)) for name, *path in chains]
+
+
+_EFFECTS = ("CALL", "PRECALL", "BINARY_OP", "STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL", "STORE_DEREF", "COMPARE_OP")
+
+
+def start_of(code: CodeType, offset: int) -> int:
+    """Returns the offset of a frame's current instruction, normalised across the ways CPython runs it.
+
+    Since 3.11 a frame that calls Python from a specialised instruction is at the last of its cache entries, and on 3.11
+    a call is at either of its two instructions; under a profile hook nothing is specialised.
     """
     instructions, _, position = _disassembled(code)
     at = position.get(offset)
@@ -66,9 +199,9 @@ def start_of(code: CodeType, offset: int) -> int:
     return int(instructions[at + (instructions[at].opname == "PRECALL")].offset)
 
 
-@functools.lru_cache(maxsize=32)  # asked for each operation of a function; a line takes 0.1 ms to take apart
+@functools.lru_cache(maxsize=32)  # called for every operation; disassembly takes 0.1 ms per line
 def _disassembled(code: CodeType) -> tuple[list[Any], Any, dict[int, int]]:
-    """Returns the instructions of `code`, its exception table (None before 3.11), and the instructions' numbers."""
+    """Returns the instructions of `code`, its exception table (None before 3.11), and instruction indexes by offset."""
     parse = getattr(dis, "_parse_exception_table", None)
     instructions = list(dis.get_instructions(code))
     position = {instruction.offset: n for n, instruction in enumerate(instructions)}
@@ -77,13 +210,13 @@ def _disassembled(code: CodeType) -> tuple[list[Any], Any, dict[int, int]]:
 
 _JUMPS = frozenset(dis.hasjrel + dis.hasjabs)
 _ENDS = ("JUMP_FORWARD", "JUMP_ABSOLUTE", "RETURN_VALUE", "RAISE_VARARGS", "RERAISE")
-_NAME_CLEANUP = ("LOAD_CONST", "STORE", "DELETE", "RERAISE")  # how `except ... as name` forgets its name
+_NAME_CLEANUP = ("LOAD_CONST", "STORE", "DELETE", "RERAISE")  # how `except ... as name` deletes its name
 
 
 def _is_guarded_by_blocks(instructions: list[Any], offset: int, namespace: dict[str, Any]) -> bool:
-    """Answers `is_guarded` on 3.10, which keeps blocks on a run-time stack: it is followed along every jump."""
+    """Implements `is_guarded` for 3.10, whose block stack exists only at run time: simulates it along every jump."""
     position = {instruction.offset: n for n, instruction in enumerate(instructions)}
-    stacks: dict[int, tuple[int, ...]] = {}  # for each reachable instruction, those that set up the blocks around it
+    stacks: dict[int, tuple[int, ...]] = {}  # per reachable instruction, those that set up its blocks
     ahead: list[tuple[int, tuple[int, ...]]] = [(0, ())]
     while ahead:
         n, stack = ahead.pop()
@@ -92,7 +225,7 @@ def _is_guarded_by_blocks(instructions: list[Any], offset: int, namespace: dict[
         stacks[n] = stack
         name = instructions[n].opname
         if instructions[n].opcode in _JUMPS:
-            ahead.append((position[instructions[n].argval], stack))  # a handler runs outside of its own block
+            ahead.append((position[instructions[n].argval], stack))  # a handler runs outside its own block
             if name.startswith("SETUP_"):
                 stack = (*stack, n)
         elif name == "POP_BLOCK":
@@ -115,7 +248,7 @@ _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 
 
 def _transparent(instructions: list[Any], entering: int, namespace: dict[str, Any]) -> bool:
-    """Returns whether the `with` entered by this instruction calls a manager that swallows nothing."""
+    """Returns whether the `with` entered by this instruction calls a manager that never swallows an exception."""
     at = entering
     while at and not _ends_statement(instructions[at - 1]):
         at -= 1
@@ -125,7 +258,7 @@ def _transparent(instructions: list[Any], entering: int, namespace: dict[str, An
             break
         if instruction.opname.startswith(_STARTS):
             if chain:
-                break  # its arguments
+                break  # the call's arguments
             chain.append(instruction)
         elif instruction.opname in _ATTRIBUTES and chain:
             chain.append(instruction)

@@ -1,22 +1,23 @@
-"""Handler: who answers the operations of a thread that records, follows or writes down."""
+"""Handler: the protocol through which a thread's operations are recorded, followed or staged."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 
 class Handler(Protocol):
-    """What a thread does with its operations while it records or follows.
+    """Answers the operations of a thread. `Recorder`, `Stage` and the follower of the package above implement it.
 
-    `device` is the name of the device in scope when it began, where there are several; else None.
+    `device` is the name of the device in scope when the call began if there are several devices, else None.
     """
 
     device: str | None
-    tapes: Any  # hears of what happens to tapes; None: nobody does
+    tapes: Any  # receives tape events, or None
 
     @property
     def open(self) -> bool:
-        """Whether it wants to hear of library calls."""
+        """Whether it handles library calls."""
 
     def fast(self, op: str, name: Any, args: tuple[Any, ...]) -> Any: ...
 
@@ -30,4 +31,11 @@ class Handler(Protocol):
 
     def library(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
 
-    def aside(self, inputs: Any, run: Any) -> Any: ...
+    def aside(self, inputs: Any, run: Callable[[], Any]) -> Any: ...
+
+    def fault(self, error: BaseException) -> bool:
+        """Handles an error raised by another method; returns whether to ignore it.
+
+        True means that the error is the runtime's own and nothing requested has happened yet: the caller proceeds
+        without the handler.
+        """

@@ -1,4 +1,4 @@
-"""Inputs: what an operation was given, put into the forms that recording and following share."""
+"""Inputs: the arguments of an operation, normalised for recording and following."""
 
 from __future__ import annotations
 
@@ -9,64 +9,75 @@ import numpy as np
 import tensorflow as tf
 
 from tracer.lazy import LazyTensor, new_lazy
-from tracer.op import Const, Signature, freeze
-from tracer.private import CompositeTensor, EagerTensor, is_resource_variable, types_pb2
+from tracer.op import Const, Signature, array_in, as_array, freeze
+from tracer.private import CompositeTensor, EagerTensor, constant_op, context, is_resource_variable, types_pb2
 from tracer.spec import INTEGERS, Spec, intern_spec
 
 PLAIN = (int, float, bool, complex, str, bytes, type(None), np.generic, np.ndarray)
 
-# Their output's shape depends on the value of inputs that are no integers.
+# Ops whose output shape depends on the values of inputs of any dtype.
 VALUE_SHAPED = frozenset({"Range", "LinSpace"})
 
-# Their outputs follow from the shape of their input alone.
+# Ops whose outputs follow from the shape of their input alone.
 SHAPE_OPS = frozenset({"Shape", "ShapeN", "Size", "Rank", "VariableShape"})
 
-# A constant above this size, in bytes, is always fed: comparing it would cost more than passing it.
+# In bytes. Larger constants are always fed: comparing one would cost more than passing it.
 MAX_CONSTANT = 1024
 
-MAX_SHAPE = 16  # elements of an integer tensor that may stand for a shape
+_make = constant_op.convert_to_eager_tensor  # the original function, past the hook, so that no handler sees it
+NATURAL = {  # dtypes of Python values; that of an `int` depends on its size
+    bool: types_pb2.DT_BOOL, float: types_pb2.DT_FLOAT, complex: types_pb2.DT_COMPLEX128, str: types_pb2.DT_STRING,
+    bytes: types_pb2.DT_STRING,
+}  # fmt: skip
+
+MAX_SHAPE = 16  # elements in an integer tensor that may be used as a shape
 
 
 class Unsupported(Exception):
-    """An input that only TensorFlow itself understands; never leaves the runtime."""
+    """An input whose form only TensorFlow understands; never leaves the runtime."""
 
 
 def settle(signature: Signature, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns `args` with variables, and lists that contain tensors where one tensor is expected, made tensors.
+    """Returns `args` with variables, and lists holding tensors where one tensor is expected, made tensors.
 
-    TensorFlow's C++ side would do that out of sight, with operations of its own; here they are issued in sight.
+    TensorFlow's C++ code would convert them with operations that no hook sees; here those go through the hooks.
     """
     settled: list[Any] | None = None
     for i, is_list in enumerate(signature.lists):
         value = args[i]
-        if is_list:
-            if isinstance(value, (list, tuple)) and not all(_is_settled(v) for v in value):
-                settled = settled or list(args)
-                settled[i] = [v if _is_settled(v) else _tensor(signature, i, args, v) for v in value]
-        elif not _is_settled(value):
+        try:
+            if not is_list:
+                made = value if _is_settled(value) else _tensor(signature, i, tuple(settled or args), value)
+            elif isinstance(value, (list, tuple)) and not all(_is_settled(v) for v in value):
+                made = [v if _is_settled(v) else _tensor(signature, i, args, v) for v in value]
+            else:
+                continue
+        except (TypeError, ValueError, Unsupported):
+            continue  # TensorFlow reports the error
+        if made is not value:
             settled = settled or list(args)
-            try:
-                settled[i] = _tensor(signature, i, args, value)
-            except (TypeError, ValueError, Unsupported):
-                continue  # TensorFlow says what is wrong with it
+            settled[i] = made
     return args if settled is None else tuple(settled)
 
 
 def spelled(given: tuple[Any, ...], settled: tuple[Any, ...]) -> dict[int, tuple[Any, Any]]:
-    """Returns which constants lists and shapes have become, by input: what they say, and the output of the tensor.
+    """Returns, by input, the frozen value and the output of each list or shape that `settle` made a constant.
 
-    Given again at the same place, with other inputs that are alike, they become the same.
+    The same value at the same step, with the same other inputs, becomes the same constant.
     """
     found = {}
     for i, (value, tensor) in enumerate(zip(given, settled, strict=True)):
         if value is not tensor and type(tensor) is LazyTensor and tensor._out.const is not None:
-            with contextlib.suppress(TypeError):  # one that holds tensors says something else each time
+            with contextlib.suppress(TypeError):  # a list that holds tensors differs on each call
                 found[i] = freeze(value), tensor._out
     return found
 
 
 def as_spelled(spelled: dict[int, tuple[Any, Any]], args: tuple[Any, ...], run: Any) -> tuple[Any, ...]:
-    """Returns the arguments with lists and shapes made constants of a call, if they say what they said before."""
+    """Returns `args` with lists and shapes replaced by the constants in `spelled`, if all have their earlier values.
+
+    The new lazy tensors are appended to `run.constants`.
+    """
     made = list(args)
     for i, (said, out) in spelled.items():
         try:
@@ -80,8 +91,25 @@ def as_spelled(spelled: dict[int, tuple[Any, Any]], args: tuple[Any, ...], run: 
 
 
 def _tensor(signature: Signature, i: int, args: tuple[Any, ...], value: Any) -> Any:
-    enum = None if is_resource_variable(value) else input_enum(signature, i, args, value)  # it has a dtype of its own
-    return tf.convert_to_tensor(value, dtype=enum)
+    """Converts a variable or list to a tensor of the dtype that TensorFlow's C++ code would choose.
+
+    An attribute's default dtype is a preference: tensors are cast to it, and Python numbers converted if that is
+    lossless.
+    """
+    if is_resource_variable(value):
+        return tf.convert_to_tensor(value)
+    enum = _said_enum(signature, i, args)
+    default = _default_enum(signature, signature.definition.input_arg[i].type_attr) if enum is None else None
+    if default is None:
+        return tf.convert_to_tensor(value, dtype=enum)
+    packed = has_tensors(value)
+    if not packed:
+        with contextlib.suppress(TypeError, ValueError):
+            return tf.convert_to_tensor(value, dtype=default)
+    tensor = tf.convert_to_tensor(value)
+    if default in INTEGERS:
+        packed = tensor.dtype == tf.bool or (packed and not _has_floats(value))
+    return tf.cast(tensor, default) if packed else tensor
 
 
 def _is_settled(value: Any) -> bool:
@@ -90,12 +118,27 @@ def _is_settled(value: Any) -> bool:
         return True
     if isinstance(value, PLAIN):
         return True
-    # A variable counts as composite too; TensorFlow would read it out of sight.
+    # A variable is a composite too, but TensorFlow would read it where no hook sees that.
     return isinstance(value, CompositeTensor) and not is_resource_variable(value)
 
 
 def input_enum(signature: Signature, i: int, args: tuple[Any, ...], value: Any) -> int | None:
-    """Returns the dtype enum that input `i` takes when a Python `value` is given there (None: unknown)."""
+    """Returns the dtype enum of input `i` if a Python `value` is passed there; None if unknown."""
+    said = _said_enum(signature, i, args)
+    attr = signature.definition.input_arg[i].type_attr
+    if said is not None or not attr or value is None or has_tensors(value):
+        return said
+    natural = natural_enum(value)
+    default = _default_enum(signature, attr)
+    if default is None:
+        return natural
+    if natural != default and isinstance(value, (np.ndarray, np.generic)) and _gives(signature, attr):
+        return None  # either dtype is possible, and only the result tells
+    return default if _is_integer(value) else natural
+
+
+def _said_enum(signature: Signature, i: int, args: tuple[Any, ...]) -> int | None:
+    """Returns the dtype enum of input `i` if the definition, an attribute or another input fixes it, else None."""
     arg = signature.definition.input_arg[i]
     if arg.type:
         return int(arg.type)
@@ -107,53 +150,68 @@ def input_enum(signature: Signature, i: int, args: tuple[Any, ...], value: Any) 
     for name, attr_value in zip(given[::2], given[1::2], strict=False):
         if name == attr and attr_value is not None:
             return int(getattr(attr_value, "as_datatype_enum", attr_value))
-    for other, candidate in zip(signature.definition.input_arg, args[:count], strict=True):
+    for other, is_list, candidate in zip(signature.definition.input_arg, signature.lists, args[:count], strict=True):
         if other.type_attr == attr:
-            items = candidate if isinstance(candidate, (list, tuple)) else (candidate,)
+            items = candidate if is_list and isinstance(candidate, (list, tuple)) else (candidate,)
             for item in items:
                 if type(item) is EagerTensor or type(item) is LazyTensor:
                     return int(item._datatype_enum())
-    if value is None or has_tensors(value):
-        return None
-    natural = natural_enum(value)
+    return None
+
+
+def _default_enum(signature: Signature, attr: str) -> int | None:
+    """Returns the default dtype enum of an attribute, or None."""
     for definition in signature.definition.attr:
         if definition.name == attr and definition.HasField("default_value"):
-            default = int(definition.default_value.type)
-            if natural != default and isinstance(value, (np.ndarray, np.generic)) and _gives(signature, attr):
-                return None  # sometimes it is the one and sometimes the other, and the result shows which
-            return default if _is_integer(value) else natural
-    return natural
+            return int(definition.default_value.type)
+    return None
 
 
 def _gives(signature: Signature, attr: str) -> bool:
-    """Returns whether a result has the dtype that this attribute says."""
+    """Returns whether an output has the dtype of this attribute."""
     return any(arg.type_attr == attr for arg in signature.definition.output_arg)
 
 
 def has_tensors(value: Any) -> bool:
-    """Returns whether a tensor or variable is somewhere in a nest of lists."""
+    """Returns whether a nest of lists contains a tensor or variable."""
     if isinstance(value, (list, tuple)):
         return any(has_tensors(v) for v in value)
     return not isinstance(value, PLAIN)
 
 
+def _has_floats(value: Any) -> bool:
+    """Returns whether a nest of lists contains a Python float."""
+    if isinstance(value, (list, tuple)):
+        return any(_has_floats(v) for v in value)
+    return isinstance(value, (float, np.floating))
+
+
 def _is_integer(value: Any) -> bool:
+    """Whether TensorFlow accepts a value for an integer default dtype; Python bools count, NumPy bools do not."""
     array = np.asarray(value)
-    return bool(array.dtype.kind in "iu" or array.size == 0)
+    kinds = "iu" if isinstance(value, (np.ndarray, np.generic)) else "iub"
+    return bool(array.dtype.kind in kinds or array.size == 0)
 
 
 def natural_enum(value: Any) -> int:
-    """Returns the dtype enum that TensorFlow gives to a Python value on its own."""
-    kind = np.asarray(value)
-    if isinstance(value, (np.ndarray, np.generic)):
-        return int(tf.dtypes.as_dtype(kind.dtype).as_datatype_enum)
-    return {
-        "b": types_pb2.DT_BOOL, "i": types_pb2.DT_INT32, "f": types_pb2.DT_FLOAT, "c": types_pb2.DT_COMPLEX128,
-    }.get(kind.dtype.kind, types_pb2.DT_STRING)  # fmt: skip
+    """Returns the dtype enum that TensorFlow gives a Python value on its own. Raises `Unsupported` if it takes none."""
+    kind = type(value)
+    enum: int | None = NATURAL.get(kind)
+    if enum is not None:
+        return enum
+    if kind is int and -(1 << 31) <= value < 1 << 31:
+        return int(types_pb2.DT_INT32)
+    try:
+        if isinstance(value, (np.ndarray, np.generic)):
+            return int(tf.dtypes.as_dtype(value.dtype).as_datatype_enum)
+        # Integers that need 64 bits, and lists, whose first item may have a NumPy dtype.
+        return int(_make(value, context.context())._datatype_enum())
+    except (TypeError, ValueError) as error:
+        raise Unsupported(str(error)) from None
 
 
 def python_spec(signature: Signature, i: int, args: tuple[Any, ...], value: Any) -> Spec:
-    """Returns the spec of the tensor that TensorFlow makes of a Python value given as input `i`."""
+    """Returns the spec of the tensor made of a Python value as input `i`, or raises `Unsupported`."""
     enum = input_enum(signature, i, args, value)
     if enum is None:
         raise Unsupported(f"the dtype of a Python value is not known for input {signature.inputs[i]!r}")
@@ -164,40 +222,43 @@ def python_spec(signature: Signature, i: int, args: tuple[Any, ...], value: Any)
 
 
 def part_of(const: Const | None, spec: Spec, op: str) -> Any:
-    """Returns what matters of an input for its operation's outputs: its value if it is a shape-like constant."""
+    """Returns what an operation's outputs depend on of one input: the value of a shape-like constant, else its spec."""
     if const is not None and (spec.enum in INTEGERS or op in VALUE_SHAPED):
         return const
     return spec
 
 
 def shape_like(tensor: Any) -> Const | None:
-    """Returns the value of an eager tensor that may stand for a shape: few integers. None for others.
+    """Returns the value of an eager tensor that may be used as a shape: a small integer tensor. None for others.
 
-    TensorFlow's gradient functions keep such tensors and pass them call after call; their values decide shapes.
+    TensorFlow's gradient functions cache such tensors and pass them on every call; their values decide shapes.
     """
     if tensor._datatype_enum() not in INTEGERS or tensor._num_elements() > MAX_SHAPE:
         return None
-    return Const(np.asarray(tensor._numpy_internal()))
+    return Const(array_in(tensor))
 
 
 def array_of(value: Any) -> Any:
-    """Returns a tensor's values, or an array as it is.
+    """Returns a tensor's value as an array; arrays as they are.
 
-    NumPy asks a tensor for them, too, but takes no scalar of a dtype that is not its own, such as bfloat16.
+    `np.asarray` of a tensor would fail for scalars of a foreign dtype such as bfloat16.
     """
-    return np.asarray(value.numpy() if isinstance(value, tf.Tensor) else value)
+    return as_array(value.numpy() if isinstance(value, tf.Tensor) else value)
 
 
 def small(value: Any) -> bool:
-    """Returns whether a Python value may be a constant by its size."""
-    if type(value) is int or type(value) is float:
+    """Returns whether a Python value is small enough to be a constant."""
+    kind = type(value)
+    if kind is int or kind is float:
         return True
+    if kind is bytes or kind is str:
+        return len(value) <= MAX_CONSTANT
     if isinstance(value, np.ndarray):
         return value.nbytes <= MAX_CONSTANT and value.dtype != object
     if isinstance(value, (list, tuple)):
         try:
             return len(value) <= MAX_CONSTANT // 4 and np.size(value) <= MAX_CONSTANT // 4
-        except ValueError:  # of unequal lengths: TensorFlow says so
+        except ValueError:  # ragged: TensorFlow reports it
             return False
     return True
 

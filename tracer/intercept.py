@@ -1,17 +1,19 @@
-"""Intercept: the one file that hooks TensorFlow.
+"""Intercept: the hooks on the functions through which TensorFlow runs eager operations.
 
-Every eager operation goes through a few functions of `pywrap_tfe`, which TensorFlow's generated code looks up as
-module attributes on each call; constants made from Python values go through `constant_op.convert_to_eager_tensor`.
-The hooks pass everything on untouched, unless
+Every eager operation goes through a few functions of `pywrap_tfe`, which TensorFlow's generated code looks up as module
+attributes on each call; tensors of Python values go through `constant_op.convert_to_eager_tensor`. The hooks call the
+original unless
 
-* the running thread has a handler (it records or follows a call): then the handler answers;
-* a lazy tensor is among the inputs: TensorFlow's C++ side would refuse it, so it is replaced by its value.
+* the running thread has a handler (it records, follows or stages): then the handler answers;
+* an input is a lazy tensor, which TensorFlow's C++ code rejects: then its value takes its place.
 
-They are installed while a call is recorded or followed, and while a lazy tensor is alive anywhere.
+They are installed while a call is recorded or followed, and while any lazy tensor is alive.
+
 Relies on: `pywrap_tfe.TFE_Py_FastPathExecute(ctx, op, name, *inputs, *attrs)`, `TFE_Py_Execute(handle, device, op,
 inputs, attrs, outputs)`, `TFE_Py_ExecuteCancelable`, `TFE_Py_TensorShapeSlice`, `TFE_ToDlpackCapsule`,
-`TFE_DlpackDevice`, `TFE_Py_PackEagerTensors`, `TFE_Py_ForwardAccumulatorNew`, `TFE_Py_RecordGradient`, and the
-functions of the set of tapes (`TFE_Py_TapeSet...`), which are called with the tape, or return it.
+`TFE_DlpackDevice`, `TFE_Py_PackEagerTensors`, `TFE_Py_ForwardAccumulatorNew`, `TFE_Py_RecordGradient`, the tape set's
+functions (`TFE_Py_TapeSet...`), which take or return the tape, and `FuncRegistry.__call__(self, token, device, args)`,
+which kernels call to run a `py_function`.
 """
 
 from __future__ import annotations
@@ -22,15 +24,17 @@ import threading
 import weakref
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from tracer import seeds
+from tracer import hooks, seeds
+from tracer.faults import absorbs, meant, passes
 from tracer.handler import Handler
-from tracer.inputs import Unsupported, python_spec
+from tracer.inputs import Unsupported, python_spec, settle
 from tracer.lazy import LazyTensor, has_lazy, unwrap
-from tracer.op import FINALIZERS, Signature, complete_attrs, signature_of
-from tracer.private import EagerTensor, constant_op, context, ops, pywrap_tfe, record
-from tracer.spec import RESOURCE
+from tracer.op import FINALIZERS, Const, Signature, array_in, complete_attrs, signature_of
+from tracer.private import EagerTensor, FuncRegistry, constant_op, context, core, ops, pywrap_tfe, record
+from tracer.spec import RESOURCE, Spec
 
 fast_execute = pywrap_tfe.TFE_Py_FastPathExecute
 execute = pywrap_tfe.TFE_Py_Execute
@@ -38,9 +42,13 @@ _execute_cancelable = pywrap_tfe.TFE_Py_ExecuteCancelable
 _convert_to_eager_tensor = constant_op.convert_to_eager_tensor
 _tensor_shape_slice = pywrap_tfe.TFE_Py_TensorShapeSlice
 _put = context._EagerTensorCache.put
+_call_py_function = FuncRegistry.__call__
 record_gradient = pywrap_tfe.TFE_Py_RecordGradient
 tape_is_empty = pywrap_tfe.TFE_Py_TapeSetIsEmpty
 variable_accessed = pywrap_tfe.TFE_Py_TapeVariableAccessed
+
+
+meant(core._FallbackException)  # TensorFlow catches it and retries through `execute`
 
 
 class _ThreadState(threading.local):
@@ -51,14 +59,14 @@ _thread = _ThreadState()
 
 
 def current_handler() -> Handler | None:
-    """Returns the running thread's handler."""
+    """Returns the running thread's handler, or None."""
     return _thread.handler
 
 
 class handling:
-    """Lets `handler` answer this thread's operations; None lets them run untouched."""
+    """Makes `handler` answer this thread's operations inside the `with`; None runs them without a handler."""
 
-    # A class, since a generator costs a microsecond, twice a call.
+    # A class, since a generator costs a microsecond, twice per call.
     __slots__ = ("before", "handler")
 
     def __init__(self, handler: Handler | None) -> None:
@@ -72,35 +80,42 @@ class handling:
         _thread.handler = self.before
 
 
-# Runs: calls that hold operations back. Whoever uses a variable that one of them uses must see what it would have done.
+# Runs: calls with pending operations. Another thread that uses a variable or tape of one must see their effects.
 
 _running: list[Any] = []
 
 
 def enter_run(run: Any) -> None:
-    """Makes other threads ask `run.settle_for(handles)` before they use a resource, and `run.settle_tape(tape)`."""
+    """Registers a run: other threads call `run.settle_for(handles)` before they use resources, and
+    `run.settle_tape(tape)`.
+    """
     _running.append(run)
 
 
 def leave_run(run: Any) -> None:
-    """Ends what `enter_run` began."""
+    """Unregisters a run."""
     _running.remove(run)
 
 
+def runs() -> list[Any]:
+    """Returns the runs with pending operations."""
+    return list(_running)
+
+
 def has_others(run: Any) -> bool:
-    """Returns whether runs hold operations back beside this one."""
+    """Returns whether there are runs other than this one."""
     return any(other is not run for other in _running)
 
 
 def settle_for(handles: list[Any], but: Any = None) -> None:
-    """Makes every run, `but` one, carry out what it holds back of operations on these resources."""
+    """Makes every run except `but` execute its pending operations on these resources."""
     for run in list(_running):
         if run is not but:
             run.settle_for(handles)
 
 
 def _settle_tape(tape: Any) -> None:
-    """Makes every run put on a tape of its own what it holds back: another thread asks it."""
+    """Makes every run record its pending operations on a tape of its own that this thread is about to use."""
     for run in list(_running):
         run.settle_tape(tape)
 
@@ -111,26 +126,42 @@ def _settle_runs(inputs: Any) -> None:
         settle_for(handles)
 
 
-def device_in_scope() -> str | None:
-    """Returns the name of the device in scope; None where there is one device only, or none yet.
+@passes
+def without_handler(operation: Any) -> Any:
+    """Runs an operation without a handler: operations issued by Python code inside it are not part of the call."""
+    before, _thread.handler = _thread.handler, None
+    try:
+        return operation()
+    finally:
+        _thread.handler = before
 
-    TensorFlow looks for devices with its first operation, before which the call itself may say which are to be seen.
+
+def handle(handler: Handler | None) -> None:
+    """Sets the thread's handler directly, where an error kept `handling` from restoring it."""
+    _thread.handler = handler
+
+
+def device_in_scope() -> str | None:
+    """Returns the name of the device in scope; None if there is only one device, or none yet.
+
+    TensorFlow discovers devices with its first operation; until then the call itself may configure which are visible.
     """
     ctx = context.context()
     return ctx.device_name if ctx._initialized and len(ctx._context_devices) > 1 else None
 
 
 def _placed(handler: Handler) -> bool:
-    """Whether the program has put the operation on a device of its own choice: it runs there, aside from the others."""
-    return context.context().device_name != handler.device
+    """Whether the program has placed the operation on a device of its choice; it then runs outside the trace."""
+    placed: bool = context.context().device_name != handler.device
+    return placed
 
 
 def answering_handler() -> Handler | None:
-    """Returns the thread's handler if operations issued now are its to answer: eager ones, where the call computes."""
+    """Returns the thread's handler if it answers operations issued now: eager ones, on the call's own device."""
     handler = _thread.handler
     if handler is None or (handler.device is not None and _placed(handler)):
         return None
-    return handler if context.context()._thread_local_data.is_eager else None  # `executing_eagerly`, in one call
+    return handler if context.context()._thread_local_data.is_eager else None  # `executing_eagerly`, without its calls
 
 
 # The hooks.
@@ -139,25 +170,50 @@ def answering_handler() -> Handler | None:
 def _fast_path(ctx: Any, op: str, name: Any, *args: Any) -> Any:
     handler = _thread.handler
     if handler is not None:
-        if handler.device is not None and _placed(handler):
-            return handler.aside(args, lambda: run_fast(op, name, args))
-        return handler.fast(op, name, args)
-    if _running and op not in FINALIZERS:  # nobody holds what they end; the thread may be one that a run waits for
+        try:
+            if handler.device is not None and _placed(handler):
+                return handler.aside(args, lambda: run_fast(op, name, args))
+            return handler.fast(op, name, args)
+        except Exception as error:
+            if not handler.fault(error):
+                raise
+        return without_handler(lambda: _surely(lambda: run_fast(op, name, args)))
+    lazy = True
+    try:
+        if _running and op not in FINALIZERS:  # no run uses what these free, and waiting could deadlock
+            _settle_runs(args)
+        lazy = has_lazy(args)
+    except Exception as error:
+        if not absorbs(error):
+            raise
         _settle_runs(args)
-    if has_lazy(args):
-        return run_fast(op, name, args)
+    if lazy:
+        return _surely(lambda: run_fast(op, name, args))
     return fast_execute(ctx, op, name, *args)
+
+
+def _surely(operation: Any) -> Any:
+    """Runs an operation past the hooks, once more if an error of the runtime's own came before it."""
+    try:
+        return operation()
+    except Exception as error:
+        if not absorbs(error):
+            raise
+    return operation()
 
 
 def _execute_hook(handle: Any, device: Any, op: Any, inputs: Any, attrs: Any, outputs: int) -> Any:
     handler = _thread.handler
     if handler is not None:
-        if handler.device is not None and _placed(handler):
-            return handler.aside(inputs, lambda: run_execute(device, op, inputs, attrs, outputs))
-        return handler.execute(device, op, inputs, attrs, outputs, None)
-    if _running:
-        _settle_runs(inputs)
-    return execute(handle, device, op, unwrap(list(inputs)), attrs, outputs)
+        try:
+            if handler.device is not None and _placed(handler):
+                return handler.aside(inputs, lambda: run_execute(device, op, inputs, attrs, outputs))
+            return handler.execute(device, op, inputs, attrs, outputs, None)
+        except Exception as error:
+            if not handler.fault(error):
+                raise
+        return without_handler(lambda: _surely(lambda: run_execute(device, op, inputs, attrs, outputs)))
+    return _surely(lambda: _settled_execute(device, op, inputs, attrs, outputs))
 
 
 def _execute_cancelable_hook(
@@ -165,16 +221,26 @@ def _execute_cancelable_hook(
 ) -> Any:
     handler = _thread.handler
     if handler is not None:
-        if handler.device is not None and _placed(handler):
-            return handler.aside(inputs, lambda: run_execute(device, op, inputs, attrs, outputs, cancel))
-        return handler.execute(device, op, inputs, attrs, outputs, cancel)
+        try:
+            if handler.device is not None and _placed(handler):
+                return handler.aside(inputs, lambda: run_execute(device, op, inputs, attrs, outputs, cancel))
+            return handler.execute(device, op, inputs, attrs, outputs, cancel)
+        except Exception as error:
+            if not handler.fault(error):
+                raise
+        return without_handler(lambda: _surely(lambda: run_execute(device, op, inputs, attrs, outputs, cancel)))
+    return _surely(lambda: _settled_execute(device, op, inputs, attrs, outputs, cancel))
+
+
+def _settled_execute(device: Any, op: Any, inputs: Any, attrs: Any, outputs: int, cancel: Any = None) -> Any:
     if _running:
         _settle_runs(inputs)
-    return _execute_cancelable(handle, device, op, unwrap(list(inputs)), attrs, cancel, outputs)
+    return run_execute(device, op, inputs, attrs, outputs, cancel)
 
 
+@passes
 def run_execute(device: Any, op: Any, inputs: Any, attrs: Any, outputs: int, cancel: Any = None) -> Any:
-    """Runs an operation or function now, past the hooks."""
+    """Runs an operation or function now, past the hooks, with lazy inputs replaced by their values."""
     handle = context.context()._handle
     tensors = unwrap(list(inputs))
     if cancel is None:
@@ -182,20 +248,46 @@ def run_execute(device: Any, op: Any, inputs: Any, attrs: Any, outputs: int, can
     return _execute_cancelable(handle, device, op, tensors, attrs, cancel, outputs)
 
 
+@passes
 def run_fast(op: str, name: Any, args: tuple[Any, ...]) -> Any:
-    """Runs an operation now, past the hooks, and puts it on the tapes with the lazy tensors it was given.
+    """Runs an operation now, past the hooks, and records it on the tapes with the lazy tensors it was given.
 
-    TensorFlow would record the eager tensors behind them, which no tape knows.
+    TensorFlow would record the eager tensors behind them, which no tape watches.
     """
     ctx = context.context()
     if not has_lazy(args):
         return fast_execute(ctx, op, name, *args)
-    real = unwrap(args)
     if tape_is_empty():
-        return fast_execute(ctx, op, name, *real)
-    # A Python function asks for itself whether somebody records, and must hear the truth.
+        return fast_execute(ctx, op, name, *unwrap(args))
+    signature = signature_of(op)
+    assert signature is not None
+    args = settle(signature, args)  # so that tapes see variable reads
+    real = unwrap(args)
+    # An `EagerPyFunc` asks whether anything is recording, and must get the true answer.
     with contextlib.nullcontext() if op == "EagerPyFunc" else record.stop_recording():
         result = fast_execute(ctx, op, name, *real)
+    _record_after(op, args, result)
+    return result
+
+
+@passes
+def run_unrecorded(op: str, name: Any, args: tuple[Any, ...]) -> Any:
+    """Runs an operation now, past the hooks and hidden from the tapes; the caller records it later."""
+    with record.stop_recording():
+        return fast_execute(context.context(), op, name, *unwrap(args))
+
+
+def _record_after(op: str, args: tuple[Any, ...], result: Any) -> None:
+    try:
+        record_fast(op, args, flat_outputs(result))
+    except Exception as error:  # the operation has run: retry recording once before raising an error of ours
+        if not absorbs(error):
+            raise
+        record_fast(op, args, flat_outputs(result))
+
+
+def record_fast(op: str, args: tuple[Any, ...], outputs: list[Any]) -> None:
+    """Records an operation, given in fast-path order, on the active tapes and accumulators."""
     signature = signature_of(op)
     assert signature is not None
     count = len(signature.inputs)
@@ -203,8 +295,7 @@ def run_fast(op: str, name: Any, args: tuple[Any, ...]) -> Any:
     for i, (value, is_list) in enumerate(zip(args[:count], signature.lists, strict=True)):
         items = [_tensor(v, signature, i, args) for v in (value if is_list else (value,))]
         tensors.append(items if is_list else items[0])
-    record_on_tapes(op, args[count:], tensors, flat_outputs(result))
-    return result
+    record_on_tapes(op, args[count:], tensors, outputs)
 
 
 def _tensor(value: Any, signature: Signature, i: int, args: tuple[Any, ...]) -> Any:
@@ -212,13 +303,13 @@ def _tensor(value: Any, signature: Signature, i: int, args: tuple[Any, ...]) -> 
         return value
     try:
         dtype = python_spec(signature, i, args, value).dtype
-    except Unsupported:  # of a list of several dtypes, say: it has its own
+    except Unsupported:  # a list of mixed dtypes, for example: let conversion choose
         dtype = None
     return _convert_to_eager_tensor(unwrap(value), context.context(), dtype)
 
 
 def record_on_tapes(op: str, attrs: tuple[Any, ...], inputs: list[Any], outputs: list[Any]) -> None:
-    """Puts an operation on the active tapes and accumulators, as TensorFlow does for one that it ran."""
+    """Records an operation on the active tapes and accumulators, as TensorFlow does after running one."""
     kinds = tuple(
         tuple(v._datatype_enum() for v in value) if isinstance(value, list) else value._datatype_enum()
         for value in inputs
@@ -227,7 +318,7 @@ def record_on_tapes(op: str, attrs: tuple[Any, ...], inputs: list[Any], outputs:
 
 
 def flat_outputs(result: Any) -> list[Any]:
-    """Returns the tensors in what the fast path returned, in order."""
+    """Returns the tensors in a fast-path result, in order."""
     if result is None:
         return []
     if not isinstance(result, (list, tuple)):
@@ -236,7 +327,7 @@ def flat_outputs(result: Any) -> list[Any]:
 
 
 def template_of(result: Any) -> Any:
-    """Returns the form of a result with the tensors replaced by their numbers; -1 for a tensor alone."""
+    """Returns the structure of a result with tensors replaced by their numbers; -1 for a single tensor."""
     if result is None:
         return None
     if not isinstance(result, (list, tuple)):
@@ -248,10 +339,16 @@ def template_of(result: Any) -> Any:
 def _constant_hook(value: Any, ctx: Any, dtype: Any = None) -> Any:
     handler = _thread.handler
     if handler is not None and not isinstance(value, EagerTensor) and not (handler.device and _placed(handler)):
-        return handler.constant(value, dtype)
+        try:
+            return handler.constant(value, dtype)
+        except Exception as error:
+            if not handler.fault(error):
+                raise
+        return make_constant(value, dtype)
     return _convert_to_eager_tensor(value, ctx, dtype)
 
 
+@passes
 def make_constant(value: Any, dtype: Any) -> Any:
     """Makes an eager tensor of a Python value, past the hooks."""
     if has_lazy((value,)):
@@ -259,18 +356,35 @@ def make_constant(value: Any, dtype: Any) -> Any:
     return _convert_to_eager_tensor(value, context.context(), dtype)
 
 
-def _telling(function: Any, event: str) -> Any:
-    """Returns `function`, which works on a tape or accumulator, made to tell the handler's tapes of it beforehand."""
+def as_constant(value: Any, spec: Spec) -> Const:
+    """Returns a Python value as the constant that TensorFlow makes of it; raises what TensorFlow raises."""
+    tensor = make_constant(value, spec.dtype)
+    if value.__class__ is float and value == 0.0 and spec.dtype.is_floating:
+        # TensorFlow caches tensors of Python numbers, and its cache takes -0.0 for 0.0.
+        return Const(float(tensor), value)
+    if isinstance(value, (np.ndarray, np.generic)) and tf.dtypes.as_dtype(value.dtype) != spec.dtype:
+        array = array_in(tensor)  # converted to the dtype of another input
+        return Const(array if isinstance(value, np.ndarray) else array[()], value)
+    return Const(value)
+
+
+def _notifying_before(function: Any, event: str) -> Any:
+    """Returns `function`, which acts on a tape or accumulator, wrapped to call the tapes' `event` first."""
 
     def hook(*args: Any) -> Any:
         try:
             handler = _thread.handler
             if handler is not None and handler.tapes is not None:
-                getattr(handler.tapes, event)(*args)
+                try:
+                    getattr(handler.tapes, event)(*args)
+                except Exception as error:
+                    if not handler.fault(error):
+                        raise
+                    getattr(handler.tapes, event)(*args)
             elif event == "asked" and args and _running:
                 _settle_tape(args[0])
         except BaseException:
-            if event == "popped":  # a tape that an interrupt left there would record for ever
+            if event == "popped":  # an interrupted pop would leave the tape recording for ever
                 function(*args)
                 if handler is not None and handler.tapes is not None:
                     handler.tapes.popped(*args)
@@ -280,17 +394,35 @@ def _telling(function: Any, event: str) -> Any:
     return hook
 
 
-def _opening(function: Any, event: str) -> Any:
-    """Returns `function`, which makes a tape or accumulator, made to tell the handler's tapes of what it made."""
+def _record_gradient_hook(op: str, inputs: Any, attrs: Any, outputs: Any, scope: Any) -> None:
+    """TensorFlow's slow path records each operation itself; lets the handler's tapes take the record instead."""
+    handler = _thread.handler
+    if handler is not None and handler.tapes is not None:
+        try:
+            if handler.tapes.takes(op, inputs, attrs, outputs):
+                return
+        except Exception as error:
+            if not handler.fault(error):
+                raise
+    record_gradient(op, inputs, attrs, outputs, scope)
+
+
+def _notifying_after(function: Any, event: str) -> Any:
+    """Returns `function`, which makes a tape or accumulator, wrapped to pass it to the tapes' `event`."""
 
     def hook(*args: Any) -> Any:
         tape = function(*args)
         handler = _thread.handler
         if handler is not None and handler.tapes is not None:
             try:
-                getattr(handler.tapes, event)(tape)
+                try:
+                    getattr(handler.tapes, event)(tape)
+                except Exception as error:
+                    if not handler.fault(error):
+                        raise
+                    getattr(handler.tapes, event)(tape)
             except BaseException:
-                if event == "opened":  # nobody has the tape, which would record for ever
+                if event == "opened":  # no one else has the tape, which would record for ever
                     pywrap_tfe.TFE_Py_TapeSetRemove(tape)
                 raise
         return tape
@@ -306,20 +438,21 @@ def _unwrapping(function: Any) -> Any:
 
 
 def _shape_slice(tensors: Any, dimension: int) -> Any:
-    """One dimension of each tensor's shape, as an integer tensor: gradients of concatenations ask for it."""
+    """Returns one dimension of each tensor's shape as an integer tensor, for gradients of concatenations."""
     handler = _thread.handler
     if handler is None or not has_lazy(tensors):
         return _tensor_shape_slice(unwrap(tensors), dimension)
     shapes = [t._shape_tuple() for t in tensors]
     if not all(0 <= dimension < len(shape) for shape in shapes):
         return _tensor_shape_slice(unwrap(tensors), dimension)
-    return handler.constant([shape[dimension] for shape in shapes], tf.int32)
+    return _constant_hook([shape[dimension] for shape in shapes], context.context(), tf.int32)
 
 
 _HOOKS: list[tuple[Any, str, Any, Any]] = [
     (pywrap_tfe, "TFE_Py_FastPathExecute", fast_execute, _fast_path),
     (pywrap_tfe, "TFE_Py_Execute", execute, _execute_hook),
     (pywrap_tfe, "TFE_Py_ExecuteCancelable", _execute_cancelable, _execute_cancelable_hook),
+    (pywrap_tfe, "TFE_Py_RecordGradient", record_gradient, _record_gradient_hook),
     (pywrap_tfe, "TFE_Py_TensorShapeSlice", _tensor_shape_slice, _shape_slice),
     (constant_op, "convert_to_eager_tensor", _convert_to_eager_tensor, _constant_hook),
     (context, "internal_operation_seed", seeds.internal_operation_seed, seeds.noting_operation_seed),
@@ -331,70 +464,62 @@ _HOOKS += [
 _HOOKS += [
     (pywrap_tfe, name, getattr(pywrap_tfe, name), tell(getattr(pywrap_tfe, name), event))
     for name, tell, event in (
-        ("TFE_Py_TapeSetNew", _opening, "opened"),
-        ("TFE_Py_ForwardAccumulatorNew", _opening, "accumulates"),
-        ("TFE_Py_TapeSetAdd", _telling, "pushed"),
-        ("TFE_Py_TapeSetRemove", _telling, "popped"),
-        ("TFE_Py_TapeWatch", _telling, "watched"),
-        ("TFE_Py_TapeWatchVariable", _telling, "watched"),
-        ("TFE_Py_TapeVariableAccessed", _telling, "accessed"),
-        ("TFE_Py_TapeGradient", _telling, "asked"),
-        ("TFE_Py_RecordGradient", _telling, "noted"),
-        ("TFE_Py_TapeSetRecordOperation", _telling, "bypassed"),
-        ("TFE_Py_TapeSetRecordOperationBackprop", _telling, "bypassed"),
-        ("TFE_Py_TapeSetRecordOperationForwardprop", _telling, "bypassed"),
-        ("TFE_Py_TapeSetShouldRecordBackprop", _telling, "asked"),
-        ("TFE_Py_TapeSetPossibleGradientTypes", _telling, "asked"),
+        ("TFE_Py_TapeSetNew", _notifying_after, "opened"),
+        ("TFE_Py_ForwardAccumulatorNew", _notifying_after, "accumulates"),
+        ("TFE_Py_TapeSetAdd", _notifying_before, "pushed"),
+        ("TFE_Py_TapeSetRemove", _notifying_before, "popped"),
+        ("TFE_Py_TapeWatch", _notifying_before, "watched"),
+        ("TFE_Py_TapeWatchVariable", _notifying_before, "watched"),
+        ("TFE_Py_TapeVariableAccessed", _notifying_before, "accessed"),
+        ("TFE_Py_TapeGradient", _notifying_before, "asked"),
+        ("TFE_Py_TapeSetRecordOperation", _notifying_before, "bypassed"),
+        ("TFE_Py_TapeSetRecordOperationBackprop", _notifying_before, "bypassed"),
+        ("TFE_Py_TapeSetRecordOperationForwardprop", _notifying_before, "bypassed"),
+        ("TFE_Py_TapeSetShouldRecordBackprop", _notifying_before, "asked"),
+        ("TFE_Py_TapeSetPossibleGradientTypes", _notifying_before, "asked"),
     )
 ]
 
 
 def _put_hook(self: Any, key: Any, value: Any) -> None:
-    """Keeps lazy tensors out of what gradient functions keep for later: there they would hold the hooks for good."""
+    """Keeps lazy tensors out of the cache of gradient functions, where they would keep the hooks installed for good."""
     if type(value) is not LazyTensor:
         _put(self, key, value)
 
 
-# By module: what is there without hooks, and with them.
-_ORIGINALS: list[tuple[dict[str, Any], dict[str, Any]]] = []
-_HOOKED: list[tuple[dict[str, Any], dict[str, Any]]] = []
-for _module in (constant_op, context, pywrap_tfe):
-    _mine = [h for h in _HOOKS if h[0] is _module]
-    _ORIGINALS.append((vars(_module), {name: original for _, name, original, _ in _mine}))
-    _HOOKED.append((vars(_module), {name: hook for _, name, _, hook in _mine}))
+@passes
+def _py_function_hook(self: Any, token: Any, device: Any, args: Any) -> Any:
+    """Returns the results of a Python function to the kernel that called it, on whichever thread that runs."""
+    return unwrap(_call_py_function(self, token, device, args))
 
-_lock = threading.RLock()
-_holders = 0
+
+_hooks = hooks.HookSet(
+    __name__,
+    "entry points of the eager runtime in `pywrap_tfe`; `constant_op.convert_to_eager_tensor`, "
+    "`context.internal_operation_seed`, `context._EagerTensorCache.put`, `script_ops.FuncRegistry.__call__`",
+    "the thread's handler answers operations, and lazy tensors are replaced by their values",
+    hooks.CALL,
+)
+for _module, _name, _, _hook in _HOOKS:
+    _hooks.add(_module, _name, _hook)
+_hooks.add(context._EagerTensorCache, "put", _put_hook)
+_hooks.add(FuncRegistry, "__call__", _py_function_hook)
+
+# The last release restores TensorFlow's own functions.
+hold, release, targets = _hooks.hold, _hooks.release, _hooks.targets
 
 
 def installed() -> bool:
-    """Returns whether the hooks are in place."""
+    """Returns whether the hooks are installed."""
     return pywrap_tfe.TFE_Py_FastPathExecute is _fast_path
 
 
-def hold() -> None:
-    """Installs the hooks, or keeps them for one more holder."""
-    global _holders
-    with _lock:
-        if not installed():  # in this order, an interrupt in between leaves nothing that lasts
-            context._EagerTensorCache.put = _put_hook
-            for names, hooks in _HOOKED:
-                names.update(hooks)
-        _holders += 1
-
-
-def release() -> None:
-    """Lets go of the hooks; the last holder restores TensorFlow's own functions."""
-    global _holders
-    with _lock:
-        _holders -= 1
-        if _holders == 0:
-            context._EagerTensorCache.put = _put
-            for names, originals in _ORIGINALS:
-                names.update(originals)
+def holders() -> int:
+    """Returns the number of calls and lazy tensors that keep the hooks installed."""
+    return _hooks.users
 
 
 def keep_while_alive(lazy: LazyTensor) -> None:
-    """Keeps the hooks until `lazy` dies: TensorFlow itself would refuse it."""
+    """Keeps the hooks installed until `lazy` dies, since TensorFlow itself would reject it."""
     hold()
     weakref.finalize(lazy, release).atexit = False

@@ -1,8 +1,8 @@
-"""Lazy tensor: an eager tensor whose value is still to come.
+"""Lazy tensor: an eager tensor whose value is not computed yet.
 
-Relies on `ops._EagerTensorBase`, which expresses the public methods of an eager tensor by a few private ones
-(`_numpy_internal`, `_shape_tuple`, `_datatype_enum`, ...), and on `isinstance` asking `__class__`: TensorFlow and
-Keras then take a lazy tensor for an `EagerTensor`. TensorFlow's C++ side does not; `intercept` stands in between.
+Relies on `ops._EagerTensorBase`, which implements the public methods of an eager tensor on top of a few private ones
+(`_numpy_internal`, `_shape_tuple`, `_datatype_enum`, ...), and on `isinstance` consulting `__class__`, so TensorFlow
+and Keras take a lazy tensor for an `EagerTensor`. TensorFlow's C++ code does not; `intercept` converts for it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from tracer.buffer import export_buffer_of
+from tracer.faults import absorbs, passes
+from tracer.naming import pass_for
 from tracer.op import Const
 from tracer.private import EagerTensor, context, ops, pywrap_tfe
 from tracer.spec import Spec
 
-_TYPE_NAME = "'tensorflow.python.framework.ops.EagerTensor'"  # as the C++ type calls itself in messages
-
 
 class Output:
-    """One output of a node: its spec and, where it follows from shapes and constants alone, its value."""
+    """One output of a node: its spec and, if folded from shapes and constants, its value."""
 
     __slots__ = ("const", "node", "spec")
 
@@ -36,9 +36,9 @@ class Output:
 
 
 class LazyTensor(ops._EagerTensorBase):
-    """A tensor with dtype and shape, whose value its run computes when somebody reads it.
+    """A tensor with a dtype and shape, whose value its run computes when it is first observed.
 
-    It stays valid for ever: after its run has launched what it needs, it holds the eager tensor.
+    It outlives its run: once the run has launched what the value needs, `_value` holds the eager tensor.
     """
 
     __slots__ = ("_key", "_out", "_run", "_uid", "_value")
@@ -48,36 +48,53 @@ class LazyTensor(ops._EagerTensorBase):
     _uid: int
     _value: Any
 
-    # No property: `isinstance` asks for it some hundred times a Keras layer.
+    # A class attribute, not a property: `isinstance` reads it some hundred times per Keras layer.
     __class__ = EagerTensor
 
     def resolve(self) -> Any:
-        """Returns the eager tensor, launching what it takes to have it."""
+        """Returns the eager tensor, launching what it needs first."""
         value = self._value
         if value is None:
             const = self._out.const
             if const is not None:
-                value = eager_constant(const.value, self._out.spec)
+                try:
+                    value = eager_constant(const.value, self._out.spec)
+                except Exception as error:  # retry: TensorFlow's C++ code may be the caller, in mid-work
+                    if not absorbs(error):
+                        raise
+                    value = eager_constant(const.value, self._out.spec)
                 self._value = value
             else:
-                self._run.force(self)
+                try:
+                    self._run.force(self)
+                except Exception as error:
+                    if not self._run.fault(error):
+                        raise
+                    self._run.force(self)
                 value = self._value
         return value
 
+    @passes
     def __bool__(self) -> bool:
         if self._value is None and self._out.const is None:
-            return self._run.decide(self, sys._getframe(1))
+            try:
+                return bool(self._run.decide(self, sys._getframe(1)))
+            except Exception as error:
+                if not self._run.fault(error):
+                    raise
         return self.truth()
 
+    @passes
     def truth(self) -> bool:
-        """Returns what Python takes the value for."""
-        return super(LazyTensor, type(self)).__bool__(self)
+        """Returns the truth value."""
+        truth: bool = super(LazyTensor, type(self)).__bool__(self)
+        return truth
 
     def has_id(self) -> bool:
-        """Returns whether somebody has asked for the number that tapes and references know this tensor by."""
+        """Returns whether the id by which tapes and references know this tensor was ever requested."""
         return hasattr(self, "_uid")
 
-    # What `_EagerTensorBase` builds on.
+    # The private methods that `_EagerTensorBase` builds on.
 
     @property
     def _id(self) -> int:
@@ -111,19 +128,13 @@ class LazyTensor(ops._EagerTensorBase):
     def _summarize_value(self) -> Any:
         return self.resolve()._summarize_value()
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super(LazyTensor, type(self)).__getattr__(self, name)
-        except AttributeError as error:
-            raise AttributeError(str(error).replace("'EagerTensor'", _TYPE_NAME)) from None
-
-    # Getters in C: Keras asks some hundred times a step.
+    # `attrgetter` is C: Keras reads these some hundred times per step.
     dtype = property(operator.attrgetter("_out.spec.dtype"))
     shape = property(operator.attrgetter("_out.spec.tensor_shape"))
 
     @property
     def device(self) -> Any:
-        # Keras' optimizers ask each gradient for it; with one device, the answer needs no launch.
+        # Keras' optimizers read it for every gradient; with a single device the answer needs no launch.
         devices = context.context().devices()
         return devices[0] if len(devices) == 1 else self.resolve().device
 
@@ -142,7 +153,7 @@ class LazyTensor(ops._EagerTensorBase):
 
     @_handle_data.setter
     def _handle_data(self, data: Any) -> None:
-        # TensorFlow copies it from tensor to tensor; resources, which have some, are never lazy.
+        # TensorFlow copies it between tensors; only resources have it, and those are never lazy.
         assert data is None
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
@@ -153,16 +164,15 @@ class LazyTensor(ops._EagerTensorBase):
         return memoryview(self.resolve())
 
 
-# Error messages name the type.
-LazyTensor.__name__ = EagerTensor.__name__
+pass_for(LazyTensor, EagerTensor)
 export_buffer_of(LazyTensor, "resolve")
 
-# A lazy tensor has no class-level value for a slot: `new_lazy` fills all of them.
+# A slot has no class-level default: `new_lazy` sets them all but `_uid`.
 _new = LazyTensor.__new__
 
 
 def new_lazy(out: Output, key: int, run: Any) -> LazyTensor:
-    """Returns a lazy tensor for `out`; `key` names it among the tensors of its run."""
+    """Returns a lazy tensor for `out`; `key` identifies it within `run`."""
     lazy = _new(LazyTensor)
     lazy._out = out
     lazy._key = key
@@ -175,11 +185,11 @@ def eager_constant(value: Any, spec: Spec) -> Any:
     """Returns an eager tensor with this value, on the device in scope."""
     ctx = context.context()
     ctx.ensure_initialized()
-    return EagerTensor(value.copy(), ctx.device_name, spec.enum)  # it would share the array's memory
+    return EagerTensor(value.copy(), ctx.device_name, spec.enum)  # a copy, as the tensor shares its memory
 
 
 def unwrap(value: Any) -> Any:
-    """Returns `value` with lazy tensors, also those in lists and tuples, replaced by their eager tensors."""
+    """Returns `value` with lazy tensors replaced by their eager tensors, also inside lists and tuples."""
     kind = type(value)
     if kind is LazyTensor:
         return value.resolve()
@@ -191,12 +201,12 @@ def unwrap(value: Any) -> Any:
 
 
 def has_pending(values: Any) -> bool:
-    """Returns whether a lazy tensor is among `values` whose value is still to be computed."""
+    """Returns whether `values` has a lazy tensor that is not computed yet."""
     return any(type(v) is LazyTensor and v._value is None and v._out.const is None for v in values)
 
 
 def has_lazy(values: Any) -> bool:
-    """Returns whether a lazy tensor is among `values`, or in a list or tuple there."""
+    """Returns whether `values` has a lazy tensor, also inside lists and tuples."""
     for value in values:
         kind = type(value)
         if kind is LazyTensor or ((kind is list or kind is tuple) and has_lazy(value)):

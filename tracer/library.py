@@ -1,12 +1,11 @@
-"""Library: the doors through which a program enters Keras, TensorFlow's gradients and registered libraries.
+"""Library: wrappers of the entry points of Keras, of TensorFlow's gradients and of registered libraries.
 
-A door is a method of a public class, or a function, that asks the running thread's handler before it runs:
-`handler.library(function, args, kwargs)` may follow the call as a whole. Without a handler, and inside of another door,
-it runs as it is. Functions that are one operation are asked about by `answers` instead.
+A wrapper replaces a method of a public class, or a function, and asks the running thread's handler first:
+`handler.library(function, args, kwargs)` may answer with a memoized call. Without a handler, and inside another wrapped
+call, the original runs as usual. Functions that issue a single operation are wrapped by `answers` instead.
 
-Relies on: `keras.layers.Layer.__call__` and the like being looked up on the classes; Keras' thread-local global state
-(`global_state.GLOBAL_STATE_TRACKER`, another one after `clear_session`), which holds what a call depends on beside its
-arguments and objects.
+Relies on: lookup of `keras.layers.Layer.__call__` and the like on the classes; Keras' thread-local global state
+(`global_state.GLOBAL_STATE_TRACKER`, replaced by `clear_session`), part of what `environment` returns.
 """
 
 from __future__ import annotations
@@ -19,12 +18,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tracer import hooks
 from tracer.answers import answered
 from tracer.effects import registered, written
+from tracer.faults import absorbs, passes
 from tracer.intercept import current_handler
 from tracer.private import context, global_state, keras_config, ops
 
-_DOORS: list[tuple[type, str]] = [
+_WRAPPED: list[tuple[type, str]] = [
     (keras.layers.Layer, "__call__"),
     (keras.losses.Loss, "__call__"),
     (keras.metrics.Metric, "__call__"),
@@ -33,16 +34,16 @@ _DOORS: list[tuple[type, str]] = [
     (tf.GradientTape, "gradient"),
     *((keras.Model, f"{name}_step") for name in ("train", "test", "predict")),
 ]  # fmt: skip
-# Metrics are updated and asked by methods of their own classes.
-_DOORS += [
+# Metrics override these methods.
+_WRAPPED += [
     (kind, name)
     for kind in vars(keras.metrics).values()
     if isinstance(kind, type) and issubclass(kind, keras.metrics.Metric)
     for name in ("update_state", "result")
 ]
 
-# Functions of TensorFlow's that are many operations, or few behind much Python: that takes 10 to 20 us, a region 4.
-# None that may fail for the values of tensors alone (`gather`): Keras notes in errors which layer was called, and how.
+# TensorFlow functions that issue many operations, or few behind 10 to 20 us of Python, where a memoized call takes 4.
+# None that may fail for the values of tensors (`gather`): Keras adds the layer and its arguments to such errors.
 _FUNCTIONS = (
     "clip_by_global_norm", "clip_by_norm", "clip_by_value", "einsum", "norm", "one_hot", "ones", "pad", "range",
     "tensordot", "zeros", "linalg.global_norm", "linalg.norm", "math.reduce_logsumexp", "math.reduce_std",
@@ -52,44 +53,51 @@ _FUNCTIONS = (
       "near", "negative", "non_negative", "non_positive", "none_equal", "positive")),
 )  # fmt: skip
 
-# They depend on their arguments and the device alone, unless these hold objects: on none of Keras' scopes.
+# These depend on their arguments and the device alone, unless the arguments hold objects: on none of Keras' scopes.
 plain: frozenset[Any] = frozenset(functools.reduce(getattr, path.split("."), tf) for path in _FUNCTIONS)
 
-# Of Keras' settings, what `keras.config` tells. Each of its functions would be a call, and each region asks for all.
+# What `keras.config` reports, read directly: each of its functions would be a call, and every memoized call needs all.
 _CONFIG: dict[str, Any] = vars(keras_config)
 
-# As they are without doors.
+# The originals.
 gradient = tf.GradientTape.gradient
 layer_call = keras.layers.Layer.__call__
 loss_call = keras.losses.Loss.__call__
 
-# What Keras notes there that no value depends on: names.
+# Names kept in Keras' global state, on which no value depends.
 _NAMES = frozenset({"name_scope_stack", "object_name_uids", "keras_name_uids", "_learning_phase"})
 
-_originals: dict[tuple[Any, str], Any] = {}
-_doors: dict[Any, Any] = {}  # of functions, by what they lead to
+_hooks = hooks.HookSet(
+    __name__,
+    "`__call__` and the like of Keras' public classes, `tf.GradientTape.gradient`, `Layer.add_loss`; functions of "
+    "TensorFlow's, and of registered modules",
+    "a handler may follow the call as a whole, or answer it where it is one operation",
+    hooks.PROCESS,
+)
+_wrappers: dict[Any, Any] = {}  # wrappers of functions, by original
 
 
 def install() -> None:
-    """Puts the doors in place; they stay, and cost a call without a handler 0.2 us."""
-    if _originals:
-        return
-    for kind, name in _DOORS:
-        owner = next(base for base in kind.__mro__ if name in vars(base))
-        if (owner, name) not in _originals:
-            original = vars(owner)[name]
-            _originals[owner, name] = original
-            setattr(owner, name, _door(original))
-    for path in _FUNCTIONS:
-        door = _open(*_place_of(path))
-        _name(door, path)
-    for paths, function, door in answered():
-        _name(door, paths[0])
-        for path in paths:
-            _put(*_place_of(path), function, door)
-    # Writes that no `__setattr__` hears of: lists that grow.
-    _originals[keras.layers.Layer, "add_loss"] = original = keras.layers.Layer.add_loss
-    keras.layers.Layer.add_loss = _telling(original)
+    """Installs the wrappers for good; without a handler one costs 0.2 us per call."""
+    with hooks.installing:  # two threads may make their first functions at a time
+        if _hooks.users:
+            return
+        known = set()
+        for kind, name in _WRAPPED:
+            owner = next(base for base in kind.__mro__ if name in vars(base))
+            if (owner, name) not in known:
+                known.add((owner, name))
+                _hooks.add(owner, name, _wrap(vars(owner)[name]))
+        for path in _FUNCTIONS:
+            door = _open(*_place_of(path))
+            _name(door, path)
+        for paths, _, door in answered():
+            _name(door, paths[0])
+            for path in paths:
+                _hooks.add(*_place_of(path), door)
+        # A write that no `__setattr__` sees: a list that grows.
+        _hooks.add(keras.layers.Layer, "add_loss", _telling(keras.layers.Layer.add_loss))
+        _hooks.hold()
 
 
 def _place_of(path: str) -> tuple[Any, str]:
@@ -98,27 +106,22 @@ def _place_of(path: str) -> tuple[Any, str]:
 
 
 def _name(door: Any, path: str) -> None:
-    # Where `pickle` finds it; the function itself stays where it was defined, for who has imported it from there.
+    # Where `pickle` finds it. The original keeps its own name, for those who import it from where it is defined.
     door.__module__, door.__qualname__ = "tensorflow", path
 
 
 def _open(module: Any, name: str) -> Any:
-    """Puts a door before a function, and returns it; names of one function have one door."""
+    """Wraps a function and returns the wrapper; aliases share one."""
     original = getattr(module, name)
-    door = _doors.get(original)
+    door = _wrappers.get(original)
     if door is None:
-        door = _doors[original] = _door(original)
-    _put(module, name, original, door)
+        door = _wrappers[original] = _wrap(original)
+    _hooks.add(module, name, door)
     return door
 
 
-def _put(module: Any, name: str, original: Any, door: Any) -> None:
-    _originals[module, name] = original
-    setattr(module, name, door)
-
-
 def register(module: types.ModuleType) -> None:
-    """Takes a module for a library: its code is nobody's whose every run matters, its functions are doors."""
+    """Treats a module as a library: calls of its public functions may be memoized, and its Python skipped."""
     if module.__name__ in registered:
         return
     registered.add(module.__name__)
@@ -127,44 +130,54 @@ def register(module: types.ModuleType) -> None:
             _open(module, name)
 
 
-def pure_door(function: types.FunctionType) -> Any:
-    """Returns a function of the program's with a door before it."""
-    door = _door(function)
+def wrap_pure(function: types.FunctionType) -> Any:
+    """Returns a wrapper of a function of the program's that does nothing but compute."""
+    door = _wrap(function)
     _pure.add(function)
     return door
 
 
 def behind(function: types.FunctionType) -> Any:
-    """Returns what a door leads to; other functions as they are."""
-    return function.__wrapped__ if function.__code__ is _DOOR else function  # type: ignore[attr-defined]
+    """Returns the original behind a wrapper; other functions as they are."""
+    return function.__wrapped__ if function.__code__ is _WRAPPER_CODE else function  # type: ignore[attr-defined]
+
+
+def is_wrapper(function: types.FunctionType) -> bool:
+    """Returns whether calls of a function are handed to the handler already."""
+    return function.__code__ is _WRAPPER_CODE
 
 
 def is_pure(function: Any) -> bool:
-    """Returns whether this is a function of the program's that has a door as it is to do nothing but compute."""
+    """Returns whether this is a function that `wrap_pure` has wrapped."""
     return type(function) is types.FunctionType and function in _pure
 
 
 def uninstall() -> None:
     """Restores methods and functions, and forgets registered libraries."""
     registered.clear()
-    for (owner, name), original in _originals.items():
-        setattr(owner, name, original)
-    _originals.clear()
-    _doors.clear()
+    _hooks.clear()
+    _wrappers.clear()
 
 
-def _door(original: Any) -> Any:
+def _wrap(original: Any) -> Any:
     @functools.wraps(original)
+    @passes
     def door(*args: Any, **kwargs: Any) -> Any:
-        handler = current_handler()
-        if handler is None or not handler.open:
-            return original(*args, **kwargs)
-        return handler.library(original, args, kwargs)
+        handler = None
+        try:
+            handler = current_handler()
+            if handler is None or not handler.open:
+                return original(*args, **kwargs)
+            return handler.library(original, args, kwargs)
+        except Exception as error:
+            if not (absorbs(error) if handler is None else handler.fault(error)):
+                raise
+        return original(*args, **kwargs)
 
     return door
 
 
-_DOOR = _door(layer_call).__code__  # all doors run the same
+_WRAPPER_CODE = _wrap(layer_call).__code__  # shared by all wrappers
 _pure: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
 
 
@@ -178,16 +191,16 @@ def _telling(original: Any) -> Any:
 
 
 def environment(kept: list[Any]) -> tuple[Any, ...]:
-    """Returns what a library call depends on beside its arguments and objects: scopes, policies, the device.
+    """Returns what a library call depends on besides its arguments and objects: scopes, policies, the device.
 
-    Objects count by identity; they are added to `kept`, which must live as long as the answer is compared with others.
+    Objects are represented by id and appended to `kept`, which must outlive every comparison of the result.
     """
     context = vars(global_state.GLOBAL_STATE_TRACKER).get(_CALL)
     return (*_scopes(kept), *(() if context is None else _told(context, kept)))
 
 
 def _scopes(kept: list[Any]) -> tuple[Any, ...]:
-    """Returns the same without the call context, which layers write to as they run."""
+    """Returns the same without the call context, which layers write to while they run."""
     parts: list[Any] = [*_settings()]
     for name, value in vars(global_state.GLOBAL_STATE_TRACKER).items():
         if value is None or name in _NAMES or name == _CALL:
@@ -200,13 +213,13 @@ def _scopes(kept: list[Any]) -> tuple[Any, ...]:
     return tuple(parts)
 
 
-_CALL = "current_call_ctx"  # the one of these objects that is written to
+_CALL = "current_call_ctx"  # the only mutable one among these objects
 
 
 def call_context() -> dict[str, Any] | None:
-    """Returns what the outermost layer that runs, and those inside of it, have noted for the layers behind them.
+    """Returns what the current outermost layer and those inside it have noted for later layers, or None.
 
-    Each layer writes down there whether it took itself to train, for example; it counts for whoever is not told.
+    For example, each layer notes whether it is training, which is the default for layers that are not told.
     """
     context = vars(global_state.GLOBAL_STATE_TRACKER).get(_CALL)
     return None if context is None else vars(context)
@@ -215,18 +228,18 @@ def call_context() -> dict[str, Any] | None:
 def _settings() -> tuple[Any, ...]:
     ctx = context.context()
     local, config = ctx._thread_local_data, _CONFIG
-    no_seeds = ctx._seed is None  # then none are drawn for operations
+    no_seeds = ctx._seed is None  # then TensorFlow draws none for operations
     formats = config["_EPSILON"], config["_FLOATX"], config["_IMAGE_DATA_FORMAT"]
     return local.is_eager, local.device_name, *formats, no_seeds
 
 
 def has_strategy() -> bool:
-    """Returns whether a strategy of `tf.distribute` is in scope: what TensorFlow says, which takes long to say no."""
+    """Returns `tf.distribute.has_strategy()`, which is slow to say no, by a fast path."""
     return bool(ops.get_default_graph()._distribution_strategy_stack) and tf.distribute.has_strategy()
 
 
 def _told(context: Any, kept: list[Any]) -> list[Any]:
-    """Returns what is in a call context, as part of the environment."""
+    """Returns the contents of a call context, as part of the environment."""
     parts: list[Any] = []
     for name, given in vars(context).items():
         if name == "entry_layer" or given is None or given is True or given is False:
@@ -238,16 +251,16 @@ def _told(context: Any, kept: list[Any]) -> list[Any]:
 
 
 class Surroundings:
-    """The `environment` of one call after the other, found anew only where it is another; and the call context."""
+    """Memoizes `environment` from call to call, recomputing it only if the state has changed."""
 
     def __init__(self) -> None:
         self._seen: tuple[Any, ...] = ()
         self._environment: tuple[Any, ...] = ()
         self._kept: list[Any] = []
-        self._held: tuple[Any, ...] = ()  # so that no other object gets an id among what was seen
+        self._held: tuple[Any, ...] = ()  # keeps ids in `_seen` from being reused
 
     def environment(self, kept: list[Any]) -> tuple[Any, ...]:
-        """Returns what the function of this name does."""
+        """Returns the same as the function `environment`."""
         state = vars(global_state.GLOBAL_STATE_TRACKER)
         seen = (*_settings(), *state, *map(id, state.values()))
         if seen != self._seen:

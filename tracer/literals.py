@@ -1,13 +1,15 @@
 """Literals: values as text that reads back as the same values, and a reader for lines of such text.
 
-Python's own literals for numbers, strings, lists and tuples; `tf.float32`, `TensorShape([2, None])`,
-`array('int32', [2], [1, 0])`, `scalar('float16', [0.5])`, `complex(0.0, 1.0)`; and `float32[2,3]` for a spec.
+The syntax is that of Python for numbers, strings, lists and tuples, plus `tf.float32`, `TensorShape([2, None])`,
+`array('int32', [2], [1, 0])`, `scalar('float16', [0.5])`, `complex(0.0, 1.0)`, `float(bits='...')` for a NaN with a
+sign or a payload, and `float32[2,3]` for a spec.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +19,7 @@ from tensorflow import DType, TensorShape, as_dtype
 from tracer.errors import ParseError
 from tracer.spec import Spec, intern_spec
 
-# Names that need no quotes, and the literals that `repr` makes.
+# Names that need no quotes, and the literals that `repr` prints.
 _WORD = re.compile(r"[\w.<>:/]+")
 _TEXT = re.compile(
     r"""(?:'(?:[^'\\\x00-\x1f]|\\[\\'nrt]|\\x[0-9a-f]{2}|\\u[0-9a-f]{4}|\\U[0-9a-f]{8})*')"""
@@ -30,9 +32,12 @@ _NUMBER = re.compile(r"-?(?:inf|nan|\d{1,999}(?:\.\d+)?(?:e[+-]?\d+)?)\b")
 _INTEGER = re.compile(r"-?\d{1,18}\b")
 NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
+_DOUBLE = struct.Struct("<d")
+_NAN = _DOUBLE.pack(float("nan"))  # the NaN that `nan` denotes
+
 
 class Opaque:
-    """What stands for an attribute that text cannot hold; it prints as the original did."""
+    """Stands for an attribute that has no text form; prints as the original did."""
 
     __slots__ = ("text",)
 
@@ -44,17 +49,20 @@ class Opaque:
 
 
 def word(text: str) -> str:
-    """Returns a name as it is, or in quotes where `Line.word` could not tell its end."""
+    """Returns a name, quoted if `Line.word` could not tell where it ends."""
     return text if _WORD.fullmatch(text) else repr(text)
 
 
 def literal(value: Any) -> str:
-    """Returns a literal that reads back as the same value of the same type, to the last bit."""
+    """Returns a literal that reads back as a value of the same type and bits."""
     kind = value.__class__
-    if value is None or kind in (bool, int, str, bytes, float):
+    if value is None or kind in (bool, int, str, bytes):
         return repr(value)
+    if kind is float:
+        bits = _DOUBLE.pack(value)
+        return repr(value) if value == value or bits == _NAN else f"float(bits={bits.hex()!r})"
     if kind is complex:
-        return f"complex({value.real!r}, {value.imag!r})"
+        return f"complex({literal(value.real)}, {literal(value.imag)})"
     if kind is list:
         return "[" + ", ".join(map(literal, value)) + "]"
     if kind is tuple:
@@ -71,7 +79,7 @@ def literal(value: Any) -> str:
 
 
 def _numpy_name(dtype: np.dtype[Any]) -> str | None:
-    """Returns a name that NumPy takes for this dtype; the plain one may mean a sibling."""
+    """Returns a name from which NumPy makes this very dtype; `dtype.name` may denote a sibling."""
     for name in (dtype.name, dtype.str, dtype.char):
         try:
             found = np.dtype(name)
@@ -84,9 +92,13 @@ def _numpy_name(dtype: np.dtype[Any]) -> str | None:
 
 def _array(value: Any, name: str) -> str:
     head, shape = ("array", f", {list(value.shape)}") if isinstance(value, np.ndarray) else ("scalar", "")
-    items = np.asarray(value).ravel().tolist()
-    content = ", ".join(map(literal, items))
-    if value.dtype != object and not _same_bits(items, value):
+    if isinstance(value, (bytes, str)):  # array items would lose trailing NULs
+        items = [value[:]]
+    else:
+        items = np.asarray(value).ravel().tolist()
+    if value.dtype == object or _same_bits(items, value):
+        content = ", ".join(map(literal, items))
+    else:
         content = f"bits={value.tobytes().hex()!r}"
     return f"{head}({name!r}{shape}, [{content}])"
 
@@ -94,39 +106,39 @@ def _array(value: Any, name: str) -> str:
 def _same_bits(items: list[Any], value: Any) -> bool:
     if any(i.__class__ not in (bool, int, float, complex, str, bytes) for i in items):
         return False
-    # Text knows one NaN only.
+    # There is a literal for one NaN only.
     items = [float("nan") if i.__class__ is float and i != i else i for i in items]
-    return _make_array(value.dtype, [len(items)], items, None).tobytes() == value.tobytes()
+    return bool(_make_array(value.dtype, [len(items)], items, None).tobytes() == value.tobytes())
 
 
 class Line:
-    """A line of text, read from left to right; what does not fit raises `ParseError`."""
+    """Reads a line of text from left to right; raises `ParseError` on anything unexpected."""
 
     def __init__(self, number: int, text: str | None) -> None:
         self.number = number
         self.text = text or ""
-        self.missing = text is None  # the text has ended before this line
+        self.missing = text is None  # the text ended before this line
         self.at = 0
 
     def fail(self, expected: str) -> ParseError:
-        """Returns the error that something else was expected here."""
+        """Returns the error for something other than `expected` at this position."""
         seen = "the end of the text" if self.missing else repr(self.text)
         return ParseError(f"line {self.number}, column {self.at + 1}: expected {expected} in {seen}")
 
     def accept(self, token: str) -> bool:
-        """Returns whether `token` comes next, after going past it."""
+        """Skips `token` if it comes next; returns whether it did."""
         if self.text.startswith(token, self.at):
             self.at += len(token)
             return True
         return False
 
     def take(self, token: str) -> None:
-        """Goes past `token`, which must come next."""
+        """Skips `token`, which must come next."""
         if not self.accept(token):
             raise self.fail(repr(token))
 
     def match(self, pattern: re.Pattern[str], expected: str) -> str:
-        """Returns the text that fits `pattern`, after going past it."""
+        """Skips and returns the text that `pattern` matches here."""
         found = pattern.match(self.text, self.at)
         if found is None:
             raise self.fail(expected)
@@ -134,16 +146,16 @@ class Line:
         return found.group()
 
     def end(self) -> None:
-        """Checks that nothing is left."""
+        """Checks that the whole line has been read."""
         if self.at != len(self.text) or self.missing:
             raise self.fail("the end of the line")
 
     def integer(self) -> int:
-        """Reads a whole number."""
+        """Reads an integer."""
         return int(self.match(_INTEGER, "a whole number"))
 
     def string(self) -> str:
-        """Reads a string in quotes."""
+        """Reads a quoted string."""
         return str(self._evaluated(_TEXT, "a string"))
 
     def _evaluated(self, pattern: re.Pattern[str], expected: str) -> Any:
@@ -156,12 +168,12 @@ class Line:
             raise self.fail(expected) from None
 
     def word(self, expected: str) -> str:
-        """Reads a name, in quotes or not."""
+        """Reads a name, quoted or not."""
         quoted = self.text[self.at : self.at + 1] in ("'", '"')
         return self.string() if quoted else self.match(_WORD, expected)
 
     def sequence(self, item: Callable[[], Any], close: str = "") -> list[Any]:
-        """Reads items parted by commas; with `close`, up to that, and there may be none."""
+        """Reads items separated by commas, at least one; with `close`, up to and including it, possibly none."""
         items: list[Any] = []
         if close and self.accept(close):
             return items
@@ -215,7 +227,7 @@ class Line:
     # Values.
 
     def value(self) -> Any:
-        """Reads what `literal` has printed."""
+        """Reads a value as `literal` prints it."""
         for text, constant in (("None", None), ("True", True), ("False", False)):
             if self.accept(text):
                 return constant
@@ -233,7 +245,7 @@ class Line:
         return float(text) if any(c in text for c in ".en") else int(text)
 
     def tuple_rest(self) -> tuple[Any, ...]:
-        """Reads what is left of a tuple behind its opening bracket."""
+        """Reads the rest of a tuple after its opening parenthesis."""
         items: list[Any] = []
         while not self.accept(")"):
             if items and self.accept(",)"):
@@ -244,11 +256,25 @@ class Line:
         return tuple(items)
 
     def _complex(self) -> complex:
-        real = self._number()
+        start = self.at
+        real = self.value()
         self.take(", ")
-        value = complex(real, self._number())
+        imaginary = self.value()
         self.take(")")
-        return value
+        if not all(part.__class__ in (int, float) for part in (real, imaginary)):
+            self.at = start
+            raise self.fail("two numbers")
+        return complex(real, imaginary)
+
+    def _float(self) -> float:
+        start = self.at
+        bits = self.string()
+        self.take(")")
+        try:
+            return float(_DOUBLE.unpack(bytes.fromhex(bits))[0])
+        except (ValueError, struct.error):
+            self.at = start
+            raise self.fail("the bits of a float") from None
 
     def _opaque(self) -> Opaque:
         value = Opaque(self.string())
@@ -284,8 +310,12 @@ class Line:
             items = self.sequence(self.value, "]")
         self.take(")")
         try:
-            array = _make_array(np.dtype(name), shape, items, bits)
-        except Exception:  # NumPy has many for what does not fit, warnings among them where those are errors
+            dtype = np.dtype(name)
+            if scalar and dtype.kind in "SU":
+                (text,) = items
+                return dtype.type(text)
+            array = _make_array(dtype, shape, items, bits)
+        except Exception:  # NumPy raises many kinds, and warnings may be errors
             self.at = start
             raise self.fail("a dtype, a shape and values that fit them") from None
         return array[()] if scalar else array
@@ -299,6 +329,7 @@ _READERS: dict[str, Callable[[Line], Any]] = {
     "array(": Line._array,
     "scalar(": lambda line: line._array(scalar=True),
     "complex(": Line._complex,
+    "float(bits=": Line._float,
     "opaque(": Line._opaque,
 }
 
@@ -307,6 +338,6 @@ def _make_array(dtype: np.dtype[Any], shape: list[int], items: Any, bits: str | 
     if bits is not None:
         return np.frombuffer(bytes.fromhex(bits), dtype).reshape(shape).copy()
     flat = np.empty(len(items), dtype)
-    for i, item in enumerate(items):  # one by one: NumPy would take lists among objects for dimensions
+    for i, item in enumerate(items):  # one by one, or NumPy would turn lists in an object array into dimensions
         flat[i] = item
     return flat.reshape(shape)

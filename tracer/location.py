@@ -11,7 +11,9 @@ import keras
 import numpy
 import tensorflow
 
-from tracer.guards import is_guarded, start_of
+from tracer.faults import passes
+from tracer.guards import Guard, guard_of, start_of
+from tracer.managers import are_plain, global_of, item_of, lets_pass
 
 
 class Frame(NamedTuple):
@@ -27,10 +29,10 @@ class Frame(NamedTuple):
 
 
 class Location(NamedTuple):
-    """The call-id stack (user frames, innermost first) and the iteration.
+    """The call stack (user frames, innermost first) and the iteration.
 
-    The iteration counts how many times this very place has issued this very operation in the call before: it
-    stands for the loop-id stack, and needs neither source nor a hook on jumps.
+    The iteration counts how often this operation was issued at this call stack earlier in the call. It identifies the
+    iteration of every enclosing loop, and needs neither source nor a hook on jumps.
     """
 
     frames: tuple[Frame, ...]
@@ -42,7 +44,7 @@ class Location(NamedTuple):
 
 
 def _package_directory(module: Any) -> str:
-    return os.path.dirname(os.path.abspath(module.__file__)) + os.sep
+    return os.path.join(os.path.dirname(os.path.abspath(str(module.__file__))), "")
 
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -51,30 +53,30 @@ _library_prefixes = [_package_directory(m) for m in (tensorflow, keras, numpy)] 
     os.path.join(os.path.dirname(os.path.dirname(_HERE)), "coexec", ""),
 ]
 
-# By the code object's id: hashing a code object hashes its constants, which takes longer than the walk itself.
-# The code object is kept in both so that its id stays its own.
+# Keyed by the id of the code object, since hashing one hashes its constants, which takes longer than the walk itself.
+# The values keep the code objects alive, so ids are not reused.
 _codes: dict[int, tuple[CodeType, bool]] = {}
-_frames: dict[tuple[int, int], tuple[Frame, bool, CodeType]] = {}
-# Of a library's code only this counts as a guard: Keras writes into an error which layer it came from.
+_frames: dict[tuple[int, int], tuple[Frame, bool | Guard, CodeType]] = {}
+# The only library code that counts as a guard: Keras adds to an error which layer it came from.
 _naming: set[int] = set()
 _entries: set[int] = set()
 MAX_CACHED = 20_000
 
 
 def add_library(directory: str) -> None:
-    """Makes the frames of the code in `directory` invisible to locations."""
+    """Hides the frames of code in `directory` from locations."""
     _library_prefixes.append(os.path.join(directory, ""))
     _forget()
 
 
 def mark_entry(code: CodeType) -> None:
-    """Makes the walk stop at frames that run `code`: what lies outside of it is not part of a location."""
+    """Makes the walk stop at frames of `code`: its callers are not part of a location."""
     _entries.add(id(code))
     _codes[id(code)] = (code, False)
 
 
 def is_entry(code: CodeType) -> bool:
-    """Returns whether the walk stops at frames that run `code`."""
+    """Returns whether the walk stops at frames of `code`."""
     return id(code) in _entries
 
 
@@ -87,7 +89,7 @@ def _forget() -> None:
 
 
 def is_user(code: CodeType) -> bool:
-    """Returns whether frames of this code are part of locations: it belongs to none of the libraries."""
+    """Returns whether frames of this code are part of locations, that is, whether it belongs to no library."""
     found = _codes.get(id(code))
     if found is None:
         if len(_codes) > MAX_CACHED:
@@ -100,18 +102,35 @@ def is_user(code: CodeType) -> bool:
     return found[1]
 
 
-# What could happen to an exception on its way out: nothing, Keras notes which layer it came from, the user catches it.
-FREE, NAMED, CAUGHT = range(3)
+# What may happen to an exception on its way out: nothing; Keras adds the layer it came from; the present managers and
+# `finally` clauses let it pass, though others might not the next time; the program catches it.
+FREE, NAMED, PASSED, CAUGHT = range(4)
 
 
 def call_stack() -> tuple[tuple[Frame, ...], int]:
-    """Returns the running thread's user frames, and what could happen to an exception raised now.
+    """Returns the running thread's user frames, innermost first up to the traced call, and what an exception may meet.
 
-    The frames are innermost first, up to the entry of the traced call.
+    The latter is FREE, NAMED, PASSED or CAUGHT, for an exception raised now.
     """
+    stack, named, passed, caught = _walk(sys._getframe(1), True)
+    return tuple(stack), CAUGHT if caught else PASSED if passed else NAMED if named else FREE
+
+
+def fate() -> int:
+    """Returns what an exception raised now may meet: CAUGHT, NAMED or FREE."""
+    _, named, _, caught = _walk(sys._getframe(1), True)
+    return CAUGHT if caught else NAMED if named else FREE
+
+
+def user_frames() -> tuple[Frame, ...]:
+    """Returns the running thread's user frames alone."""
+    return tuple(_walk(sys._getframe(1), False)[0])
+
+
+def _walk(frame: Any, judging: bool) -> tuple[list[Frame], bool, bool, bool]:
+    """Returns the user frames from here outwards, and, if `judging`, what an error meets on its way."""
     stack = []
-    guarded = FREE
-    frame = sys._getframe(1)
+    named = passed = caught = False
     while frame is not None:
         code = frame.f_code
         found = _codes.get(id(code))
@@ -121,26 +140,47 @@ def call_stack() -> tuple[tuple[Frame, ...], int]:
             if known is None:
                 name = getattr(code, "co_qualname", code.co_name)
                 place = Frame(code.co_filename, name, frame.f_lineno or 0, start_of(code, frame.f_lasti))
-                known = _frames[key] = (place, is_guarded(code, frame.f_lasti, frame.f_globals), code)
+                known = _frames[key] = (place, guard_of(code, frame.f_lasti, frame.f_globals), code)
             stack.append(known[0])
-            if known[1]:
-                guarded = CAUGHT
+            if judging and known[1] is not False:
+                passed = True
+                caught = caught or not _lets_pass(frame, known[1])
         elif id(code) in _naming:
-            guarded = max(guarded, NAMED)
+            named = True
         elif id(code) in _entries:
             break
-        frame = frame.f_back  # type: ignore[assignment]
-    return tuple(stack), guarded
+        frame = frame.f_back
+    return stack, named, passed, caught
+
+
+def _lets_pass(frame: Any, guard: bool | Guard) -> bool:
+    """Returns whether the handlers around a frame's instruction let errors pass, given the frame's values."""
+    if isinstance(guard, bool):
+        return not guard
+
+    def look_up(kind: str, name: str) -> Any:
+        return global_of(frame.f_globals, name) if kind == "global" else frame.f_locals[name]
+
+    return all(
+        lets_pass(item_of(frame, place), stored, is_user, _generator_lets_pass) for place, stored in guard.leaves
+    ) and all(are_plain(cleanup, look_up) for cleanup in guard.cleanups)
+
+
+def _generator_lets_pass(frame: Any) -> bool:
+    """Returns whether a suspended generator lets errors pass that are raised where it waits."""
+    code = frame.f_code
+    return _lets_pass(frame, guard_of(code, frame.f_lasti, frame.f_globals, trusted=not is_user(code)))
 
 
 def place_of() -> str:
-    """Returns where user code is now, for people."""
+    """Returns the current user line, for messages."""
     frames, _ = call_stack()
     return str(Location(frames, 0))
 
 
+@passes
 def raise_at(error: BaseException, location: Location) -> None:
-    """Raises `error` with the user's line in its traceback: it was issued there, and fails only now."""
+    """Raises `error` with the user's line in its traceback: the operation was issued there, and fails only now."""
     if not location.frames:
         raise error
     place = location.frames[0]

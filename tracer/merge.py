@@ -1,18 +1,17 @@
-"""Merge: a trace becomes part of the trace graph."""
+"""Merge: adds a trace to the trace graph."""
 
 from __future__ import annotations
 
-from tracer.graph import Node, TraceGraph, Variant, is_variable_op
+from tracer.graph import Node, TraceGraph, Variant, is_variable_op, refusal
 from tracer.lazy import Output
 from tracer.op import OpCall, freeze, signature_of
-from tracer.rebuild import infer_outputs
+from tracer.rebuild import RESERVED, infer_outputs
 from tracer.seeds import are_fed
-from tracer.spec import RESOURCE, STRING, VARIANT, Spec
 from tracer.trace import Trace
 
 
 def merge(graph: TraceGraph, trace: Trace) -> None:
-    """Adds a trace's op calls to the graph: known places gain variants, new ones become nodes."""
+    """Adds the op calls of a trace to the graph as nodes, variants of known nodes, and edges in their order."""
     before = trace.start or graph.entry
     for call in trace.calls:
         node = graph.find(call.op, call.entry, call.attrs, call.location)
@@ -38,7 +37,7 @@ def _new_node(graph: TraceGraph, call: OpCall) -> Node:
 
 
 def host_reason(call: OpCall) -> str | None:
-    """Returns why an operation must run on its own, at its place, and not as part of a segment."""
+    """Returns why an operation must be a host op, run on its own; None if a segment may contain it."""
     if call.host is not None:
         return call.host
     signature = signature_of(call.op)
@@ -50,36 +49,24 @@ def host_reason(call: OpCall) -> str | None:
         return str(error)
     if signature.stateful and not is_variable_op(call.op) and not are_fed(call.op, call.attrs):
         return f"{call.op} has effects of its own"
-    specs = [s for p in call.parts for s in (p if isinstance(p, tuple) else (p,)) if isinstance(s, Spec)]
-    for spec in (*specs, *call.outputs):
-        if spec.enum == STRING:
-            return "strings cannot be compiled"
-        if spec.enum == VARIANT:
-            return "a variant's contents are not known"
-    if any(s.enum == RESOURCE for s in call.outputs):
-        return f"{call.op} makes a resource"
-    for spec in specs:
-        if spec.enum == RESOURCE and not is_variable_op(call.op):
-            return f"{call.op} works on a resource"
-        if spec.enum == RESOURCE and not _is_fixed(spec):
-            return "the variable's shape is not fixed"
-    return None
-
-
-def _is_fixed(spec: Spec) -> bool:
-    return spec.handle is not None and all(shape is not None and -1 not in shape for _, shape in spec.handle)
+    return refusal(call.op, call.parts, call.outputs)
 
 
 def add_variant(node: Node, call: OpCall) -> None:
-    """Notes what came out for these inputs; where that depends on values, the node runs on its own from now on."""
+    """Adds the variant for these inputs, or makes the node a host op if outputs or dtypes rule that out."""
     if call.parts in node.variants:
+        return
+    node.host = refusal(call.op, call.parts, call.outputs)  # the dtypes may differ from the first call's
+    if node.host is not None:
         return
     if call.outputs and not all(v is not None for v in call.values):
         specs = infer_outputs(call.op, call.entry, call.attrs, call.parts)
         if specs is None:
             node.host = "TensorFlow cannot put it into a graph"
             return
-        if any(a is None or a.shape != b.shape for a, b in zip(specs, call.outputs, strict=True)):
+        reserved = RESERVED.get(call.op, ())
+        pairs = [pair for n, pair in enumerate(zip(specs, call.outputs, strict=True)) if n not in reserved]
+        if any(a is None or a.shape != b.shape for a, b in pairs):
             node.host = "the shape of its result depends on values"
             return
     outputs = tuple(Output(s, v, node) for s, v in zip(call.outputs, call.values, strict=True))

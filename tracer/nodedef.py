@@ -1,10 +1,9 @@
-"""Node definitions: an operation written down as TensorFlow stores it, from what it was given.
+"""Node definitions: an operation and its inputs as a `NodeDef`, TensorFlow's own format.
 
-Asking TensorFlow's own graph building for the same takes 0.5 to 1 ms an operation, for conversions and shape functions
-whose answers recording has found already.
+Building a node through TensorFlow's Python takes 0.5 to 1 ms, for conversions and shape functions whose answers are
+known from recording.
 
-Relies on `op_def_library.value_to_attr_value`, and on how the bodies of functions name what a node gives:
-"node:output:number".
+Relies on `op_def_library.value_to_attr_value`, and on the output names in function bodies: "node:output:number".
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from tracer.spec import Spec, intern_spec
 
 
 class Symbol:
-    """A tensor that is still to be: its name and spec, and which operation makes it of what ("" for none)."""
+    """A tensor of the graph under construction: name, spec, and the op and inputs that produce it, if any."""
 
     __slots__ = ("inputs", "name", "op", "spec")
 
@@ -35,10 +34,10 @@ class Symbol:
 
 
 def write_constant(node: Any, value: Any, enum: int) -> Symbol:
-    """Makes `node`, which has a name, one that gives a Python value as a tensor of this dtype."""
+    """Turns `node`, already named, into a constant of this value and dtype; returns its output."""
     given = value
     if enum == types_pb2.DT_HALF and not isinstance(value, (np.ndarray, np.generic)):
-        with np.errstate(over="ignore"):  # TensorFlow rounds Python's numbers twice
+        with np.errstate(over="ignore"):  # TensorFlow rounds Python numbers to float32 first
             given = np.asarray(value, np.float32)
     proto = tf.make_tensor_proto(given, tf.dtypes.as_dtype(enum))
     node.op = "Const"
@@ -51,9 +50,10 @@ def write_constant(node: Any, value: Any, enum: int) -> Symbol:
 def write_operation(
     node: Any, op: str, inputs: list[Any], attrs: tuple[Any, ...], constant: Callable[[Any, int], Symbol]
 ) -> None:
-    """Makes `node`, which has a name, an operation with these attributes (names and values in turn) and inputs.
+    """Turns `node`, already named, into an operation with these inputs and attributes (names and values in turn).
 
-    Inputs are symbols or Python values, in lists where the operation takes lists; `constant` makes symbols of values.
+    Inputs are symbols or Python values, as lists for list arguments; `constant` makes symbols of values. Raises
+    `NotImplementedError` for an unregistered operation or a missing attribute.
     """
     recipe = _recipe(op)
     given = {name: value for name, value in zip(attrs[::2], attrs[1::2], strict=True) if value is not None}
@@ -82,7 +82,7 @@ def write_operation(
 
 
 def outputs_of(node: Any) -> list[str]:
-    """Returns the names of what an operation gives."""
+    """Returns the names of a node's outputs."""
     names = []
     for out in _recipe(node.op).outputs:
         count = len(node.attr[out.enums].list.type) if out.enums else node.attr[out.number].i if out.number else 1
@@ -91,7 +91,7 @@ def outputs_of(node: Any) -> list[str]:
 
 
 def grouped(op: str, attrs: tuple[Any, ...], flat: list[Any]) -> list[Any]:
-    """Returns flat inputs grouped by argument, as the counts and type lists among `attrs` say."""
+    """Returns flat inputs grouped by argument, using the counts and type lists in `attrs`."""
     given = dict(zip(attrs[::2], attrs[1::2], strict=True))
     groups: list[Any] = []
     at = 0
@@ -108,10 +108,10 @@ def grouped(op: str, attrs: tuple[Any, ...], flat: list[Any]) -> list[Any]:
 
 class _Argument(NamedTuple):
     name: str
-    enum: int  # the dtype, where it is always the same
-    type: str  # else the attribute that says it
-    number: str  # the attribute that says how many there are, of a list of one dtype
-    enums: str  # the attribute with the dtypes of a list of several
+    enum: int  # a fixed dtype, or 0
+    type: str  # else the attribute with the dtype
+    number: str  # of a list of one dtype: the attribute with its length
+    enums: str  # of a list of mixed dtypes: the attribute with those
 
 
 class _Recipe(NamedTuple):
@@ -135,9 +135,9 @@ def _recipe(op: str) -> _Recipe:
 
 
 def _derived(recipe: _Recipe, inputs: list[Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Returns the attributes that follow from the inputs: dtypes as enums, counts.
+    """Returns the attributes that follow from the inputs: dtype enums and list lengths.
 
-    Tensors say their dtype, then arrays, then Python's numbers, as where TensorFlow makes tensors of them together.
+    Tensors take precedence over arrays, and arrays over Python numbers, as when TensorFlow converts them together.
     """
     derived: dict[str, Any] = {}
     python: list[tuple[str, Any]] = []
@@ -158,7 +158,7 @@ def _derived(recipe: _Recipe, inputs: list[Any], given: dict[str, Any]) -> dict[
     for name, value in sorted(python, key=lambda item: not isinstance(item[1], (np.ndarray, np.generic))):
         if name not in derived:
             default = next((d for n, _, d in recipe.attrs if n == name), None)
-            array = isinstance(value, np.ndarray)  # it has the dtype that it had as a tensor
+            array = isinstance(value, np.ndarray)  # it keeps the dtype it had as a tensor
             integers = not array and (np.asarray(value).dtype.kind in "iu" or np.size(value) == 0)
             derived[name] = default.type if default is not None and integers else natural_enum(value)
     return derived

@@ -1,8 +1,9 @@
-"""Op call: one executed TensorFlow operation, and what its definition says of it."""
+"""Op call: one executed TensorFlow operation, and the signature from its definition."""
 
 from __future__ import annotations
 
 import functools
+import struct
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,20 +15,20 @@ from tracer.spec import Spec
 
 
 class Const:
-    """An input that is a Python value, or an integer tensor that follows from shapes: always `value` at its place.
+    """An input that always equals `value` where it occurs: a Python value, or integers folded from shapes.
 
-    Equal means: the same type, and the same value to the last bit (0.0 is not -0.0, 1 is not True).
+    Equality means same type and same bits: 0.0 is not -0.0, 1 is not True.
     """
 
     __slots__ = ("_key", "value")
 
     def __init__(self, value: Any, given: Any = None) -> None:
-        """`given` is what the program says for it, if that is not what TensorFlow makes of it."""
-        self.value = value.copy() if isinstance(value, np.ndarray) else _copied(value)
+        """`given` is the program's own value, if TensorFlow converted it to another one."""
+        self.value = _copied(value)
         self._key = freeze(value if given is None else given)
 
     def holds(self, value: Any) -> bool:
-        """Returns whether `value` is this constant."""
+        """Returns whether `value` equals this constant."""
         mine = self.value
         kind = mine.__class__
         if value is mine and kind is not list and kind is not float:
@@ -49,7 +50,7 @@ class Const:
 
 
 class Structure:
-    """An attribute of an operation that is equal to nothing but itself."""
+    """An operation attribute compared by identity."""
 
     __slots__ = ()
 
@@ -58,46 +59,87 @@ class OpCall(NamedTuple):
     """One executed operation: what ran, on what, with which result, and where it was issued."""
 
     op: str
-    entry: str  # the way it was issued: "fast" or "execute" (the two entry points of TensorFlow's runtime)
+    entry: str  # entry point of TensorFlow's runtime that issued it: "fast" or "execute"
     name: Any
     attrs: tuple[Any, ...]
-    parts: tuple[Any, ...]  # per input what matters of it: Spec, Const, or a tuple of those for a list
-    sources: tuple[str, ...]  # per input where it came from, for people
+    parts: tuple[Any, ...]  # per input, what its outputs depend on: Spec, Const, or a tuple of those for a list
+    sources: tuple[str, ...]  # per input, where it came from, for display only
     outputs: tuple[Spec, ...]
-    values: tuple[Const | None, ...]  # outputs that follow from shapes and constants alone
+    values: tuple[Const | None, ...]  # outputs folded from shapes and constants
     template: Any
     location: Location
-    guarded: int  # whether somebody could catch its failure (see `location`)
-    host: str | None = None  # why it cannot be followed but must run at its place: it failed, say
+    guarded: int  # whether the program could catch its failure (see `location`)
+    host: str | None = None  # why this is a host op, for example that it failed
+
+
+_double, _two_doubles = struct.Struct("d").pack, struct.Struct("dd").pack
 
 
 def freeze(value: Any) -> Any:
-    """Returns a hashable stand-in that is equal exactly where two values are the same for an operation."""
+    """Returns a hashable stand-in; two are equal exactly where an operation treats the values alike.
+
+    That means same type and same bits: 0.0 is not -0.0, and NaNs differ by sign and payload. Raises `TypeError` for a
+    value that cannot be compared by value.
+    """
     kind = value.__class__
     if kind is str or kind is bytes or value is None:
         return value
     if kind is bool or kind is int:
         return (kind, value)
-    if kind is float or kind is complex:
-        return (kind, repr(value))
+    if kind is float:
+        return (kind, _double(value))
+    if kind is complex:
+        return (kind, _two_doubles(value.real, value.imag))
     if kind is list or kind is tuple:
         return (kind, tuple([freeze(v) for v in value]))
-    if isinstance(value, list):  # Keras keeps lists of a class of its own
+    if isinstance(value, list):  # Keras has a list class of its own
         return (list, tuple([freeze(v) for v in value]))
     if isinstance(value, np.ndarray):
         if value.dtype == object:
-            return (kind, value.shape, freeze(value.tolist()))  # lists say no shape where there is nothing in them
-        return (kind, value.dtype, value.shape, value.tobytes())  # a dtype's `str` is "<V1" for several
+            return (kind, value.shape, freeze(value.tolist()))  # the shape, since a list of no items has lost it
+        # The base class's `tobytes` gives a masked array's data alone. Several dtypes have the `str` "<V1".
+        return (kind, value.dtype, value.shape, np.ndarray.tobytes(value))
     if isinstance(value, np.generic):
         return (kind, value.dtype, value.tobytes())
     if isinstance(value, (tf.DType, tf.TensorShape)):
         return (kind, repr(value))
+    if isinstance(value, np.dtype):
+        return (kind, value)
     if isinstance(value, Structure):
         return value
     raise TypeError(f"a value of type {kind.__name__} cannot be compared by value")
 
 
+def same(one: Any, other: Any) -> bool:
+    """Returns whether two Python values are the same to TensorFlow; one that cannot be frozen equals only itself."""
+    if one is other:
+        return True
+    try:
+        return type(one) is type(other) and bool(freeze(one) == freeze(other))
+    except TypeError:
+        return False
+
+
+def array_in(tensor: Any) -> np.ndarray[Any, Any]:
+    """Returns the value of an eager tensor as an array."""
+    return as_array(tensor._numpy_internal())
+
+
+def as_array(value: Any) -> np.ndarray[Any, Any]:
+    """Returns a tensor's value, as TensorFlow gives it, as an array; a scalar string as an object array of shape ().
+
+    NumPy's own dtype for bytes would strip trailing NULs.
+    """
+    if isinstance(value, bytes):
+        array = np.empty((), object)
+        array[()] = value
+        return array
+    return np.asarray(value)
+
+
 def _copied(value: Any) -> Any:
+    if isinstance(value, np.ndarray):  # the program may write to it
+        return value.copy()
     if isinstance(value, list):
         return [_copied(v) for v in value]
     if value.__class__ is tuple:
@@ -106,25 +148,25 @@ def _copied(value: Any) -> Any:
 
 
 def copied_attrs(attrs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns the attributes with their lists copied: the caller may change those later."""
+    """Returns the attributes with lists and arrays copied, since the caller may change those later."""
     return tuple([_copied(a) for a in attrs])
 
 
-# Issued by finalizers, whenever Python collects garbage: no part of what the program does.
+# Issued by finalizers whenever Python collects garbage, so not part of what the program does.
 FINALIZERS = frozenset(
     {"DestroyResourceOp", "DeleteIterator", "DeleteMultiDeviceIterator", "DeleteMemoryCache",
      "DeleteRandomSeedGenerator"}
 )  # fmt: skip
 
 
-# These are said to have a state, so that graphs keep them, and do nothing but fail.
+# Declared stateful to keep them in graphs; their only effect is to fail.
 _FAILING = frozenset({"CheckNumerics", "CheckNumericsV2"})
 
 
 class Signature(NamedTuple):
-    """What an op's definition says of its inputs and outputs."""
+    """The inputs and outputs of an op definition."""
 
-    inputs: tuple[str, ...]  # the arguments' names
+    inputs: tuple[str, ...]  # argument names
     lists: tuple[bool, ...]  # which of them are lists
     output_lists: tuple[bool, ...]
     stateful: bool
@@ -133,7 +175,7 @@ class Signature(NamedTuple):
 
 @functools.cache
 def signature_of(op: str) -> Signature | None:
-    """Returns the signature of a registered operation, or None (functions have names that are no operations)."""
+    """Returns the signature of a registered operation; None for other names, which are those of functions."""
     definition = op_def_registry.get(op)
     if definition is None:
         return None
@@ -146,16 +188,16 @@ def signature_of(op: str) -> Signature | None:
         inputs=tuple(a.name for a in definition.input_arg),
         lists=tuple(is_list(a) for a in definition.input_arg),
         output_lists=tuple(is_list(a) for a in definition.output_arg),
-        # What takes a seed gets another one each time, also where it is said to have no state.
+        # An op with a seed draws new numbers on each run, even where it is declared stateless.
         stateful=stateful or any(attr.name == "seed2" for attr in definition.attr),
         definition=definition,
     )
 
 
 def complete_attrs(op: str, attrs: tuple[Any, ...], inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns `attrs` with those appended that follow from the inputs, as the gradient functions expect them.
+    """Returns `attrs` with the attributes that the inputs imply appended, as gradient functions expect them.
 
-    `inputs` holds for each argument a dtype enum, or a tuple of dtype enums where the argument is a list.
+    `inputs` holds a dtype enum per argument, or a tuple of dtype enums for a list.
     """
     signature = signature_of(op)
     assert signature is not None
@@ -179,6 +221,6 @@ def complete_attrs(op: str, attrs: tuple[Any, ...], inputs: tuple[Any, ...]) -> 
 
 
 def plain_name(op: Any) -> str:
-    """Returns an operation's name as text; a function's without the number that tells its instances apart."""
+    """Returns an operation's name as text; a function's name without its instance number."""
     name = op.decode() if isinstance(op, bytes) else op
     return name if signature_of(name) is not None else name.rstrip("0123456789").rstrip("_")

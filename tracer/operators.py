@@ -1,9 +1,9 @@
-"""Operators: arithmetic on tensors and variables, and indices, answered before TensorFlow's own Python prepares it.
+"""Operators: arithmetic and indexing of tensors and variables, answered before TensorFlow's Python runs.
 
 `a + b` on tensors goes through name scopes, type promotion, conversion and dispatch, 3 us in all, before it issues the
-operation; `x[:, t]` makes three tensors of lists on its way, in 100 us. Where the thread's handler knows at once that
-this very operation on these very tensors comes next, that has been gone through before, with the same outcome. In
-every other case TensorFlow's operator is called as ever.
+operation; `x[:, t]` makes three tensors of lists on its way, in 100 us. If the thread's handler expects exactly this
+operation on these tensors next, an earlier call went through all that with the same outcome. In every other case
+TensorFlow's operator is called as usual.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tracer import hooks
+from tracer.faults import absorbs, passes
+from tracer.handler import Handler
 from tracer.intercept import answering_handler
 from tracer.lazy import LazyTensor
 from tracer.private import EagerTensor, ResourceVariable, ops
@@ -24,11 +27,11 @@ _OPERATORS = {
     "pow": "Pow", "lt": "Less", "le": "LessEqual", "gt": "Greater", "ge": "GreaterEqual",
 }  # fmt: skip
 _REFLECTED = ("add", "sub", "mul", "truediv")
-_UNCONVERTED = ("sub", "mul", "pow", "lt", "le", "gt", "ge")  # numbers on their right are left to TensorFlow's C++
+_UNCONVERTED = ("sub", "mul", "pow", "lt", "le", "gt", "ge")  # a number on the right is converted by TensorFlow's C++
 
 
-def _operand(value: Any, other: Any, handler: Any) -> Any:
-    """Returns `other` as the tensor that TensorFlow makes of it beside `value`; None where that takes thinking."""
+def _operand(value: Any, other: Any, handler: Handler) -> Any:
+    """Returns `other` as the tensor that TensorFlow makes of it beside `value`; None where that is not obvious."""
     kind = type(other)
     if kind is LazyTensor or kind is EagerTensor:
         return other
@@ -41,66 +44,84 @@ def _operand(value: Any, other: Any, handler: Any) -> Any:
 
 
 _WIDE = (tf.float32, tf.float64, tf.int32, tf.int64)
-_LARGEST = 1 << 24  # whole numbers below are exact in each of these
+_LARGEST = 1 << 24  # integers below are exact in all of these
 
 
 def _answered(
     op: str, operator: Callable[[Any, Any], Any], reflected: bool, unconverted: bool
 ) -> Callable[[Any, Any], Any]:
+    @passes
     @functools.wraps(operator)
     def answered(self: Any, other: Any) -> Any:
-        handler = answering_handler()
-        if handler is not None:
-            number = unconverted and (type(other) is float or type(other) is int)
-            operand = other if number else _operand(self, other, handler)
-            if operand is not None:
-                result = handler.expected(op, (operand, self) if reflected else (self, operand))
-                if result is not None:
-                    return result
-                if type(other) is ResourceVariable:  # it has been read
-                    other = operand
+        handler = None
+        try:
+            handler = answering_handler()
+            if handler is not None:
+                number = unconverted and (type(other) is float or type(other) is int)
+                operand = other if number else _operand(self, other, handler)
+                if operand is not None:
+                    result = handler.expected(op, (operand, self) if reflected else (self, operand))
+                    if result is not None:
+                        return result
+                    if type(other) is ResourceVariable:  # it has been read
+                        other = operand
+        except Exception as error:
+            if not (absorbs(error) if handler is None else handler.fault(error)):
+                raise
         return operator(self, other)
 
     return answered
 
 
 def _multiplied(operator: Callable[[Any, Any], Any], reflected: bool) -> Callable[[Any, Any], Any]:
+    @passes
     @functools.wraps(operator)
     def multiplied(self: Any, other: Any) -> Any:
-        handler = answering_handler()
-        if handler is not None and type(other) is not float and type(other) is not int:
-            operand = _operand(self, other, handler)
-            if operand is not None:
-                factors = (operand, self) if reflected else (self, operand)
-                result = product(handler, *factors, False, False)
-                if result is not None:
-                    return result
-                if type(other) is ResourceVariable:
-                    other = operand
+        handler = None
+        try:
+            handler = answering_handler()
+            if handler is not None and type(other) is not float and type(other) is not int:
+                operand = _operand(self, other, handler)
+                if operand is not None:
+                    factors = (operand, self) if reflected else (self, operand)
+                    result = product(handler, *factors, False, False)
+                    if result is not None:
+                        return result
+                    if type(other) is ResourceVariable:
+                        other = operand
+        except Exception as error:
+            if not (absorbs(error) if handler is None else handler.fault(error)):
+                raise
         return operator(self, other)
 
     return multiplied
 
 
 def _indexed(operator: Callable[..., Any]) -> Callable[..., Any]:
+    @passes
     @functools.wraps(operator)
     def indexed(self: Any, index: Any, *rest: Any, **more: Any) -> Any:
-        handler = answering_handler()
-        if handler is not None:
-            given = _slice(index)
-            if given is not None:
-                begin, end, strides, attrs = given
-                bounds = handler.index((tuple(begin), tuple(end), tuple(strides)))
-                result = bounds and handler.expected("StridedSlice", (self, *bounds, *attrs))
-                if result is not None:
-                    return result
+        handler = None
+        try:
+            handler = answering_handler()
+            if handler is not None:
+                given = _slice(index)
+                if given is not None:
+                    begin, end, strides, attrs = given
+                    bounds = handler.index((tuple(begin), tuple(end), tuple(strides)))
+                    result = bounds and handler.expected("StridedSlice", (self, *bounds, *attrs))
+                    if result is not None:
+                        return result
+        except Exception as error:
+            if not (absorbs(error) if handler is None else handler.fault(error)):
+                raise
         return operator(self, index, *rest, **more)
 
     return indexed
 
 
 def _slice(index: Any) -> tuple[list[int], list[int], list[int], tuple[Any, ...]] | None:
-    """Returns what TensorFlow makes of an index of numbers, slices, `...` and `None`; None if that takes thinking."""
+    """Returns begin, end, strides and masks for an index of ints, slices, `...` and `None`; None for any other one."""
     begin, end, strides = [], [], []
     begins = ends = ellipses = new = shrinks = 0
     bit = 1
@@ -142,30 +163,45 @@ def _is_plain(bound: Any) -> bool:
 def _of_variable(slot: str, operator: Callable[..., Any]) -> Callable[[Any, Any], Any]:
     tensors = getattr(LazyTensor, slot)
 
+    @passes
     @functools.wraps(operator)
     def answered(self: Any, *args: Any, **kwargs: Any) -> Any:
-        handler = answering_handler()
-        if handler is not None and is_variable(self):
-            value = value_of(self, handler)
-            if value is not None:
-                return tensors(value, *args, **kwargs)
+        handler, value = None, None
+        try:
+            handler = answering_handler()
+            if handler is not None and is_variable(self):
+                value = value_of(self, handler)
+        except Exception as error:
+            if not (absorbs(error) if handler is None else handler.fault(error)):
+                raise
+        if value is not None:
+            return tensors(value, *args, **kwargs)
         return operator(self, *args, **kwargs)
 
     return answered
 
 
+_hooks = hooks.HookSet(
+    __name__,
+    "operators of `ops._EagerTensorBase` and `ResourceVariable`, `__getitem__` of the former",
+    "a handler that knows the operation answers it before TensorFlow prepares it",
+    hooks.PROCESS,
+)
+
+
 def install() -> None:
-    """Gives tensors and variables their operators, and tensors their indices."""
+    """Installs the operators of tensors and variables, and tensor indexing."""
     base = ops._EagerTensorBase
-    base.__getitem__ = _indexed(base.__getitem__)
+    _hooks.add(base, "__getitem__", _indexed(base.__getitem__))
     for name, op in _OPERATORS.items():
         for slot in (f"__{name}__", f"__r{name}__") if name in _REFLECTED else (f"__{name}__",):
             unconverted = name in _UNCONVERTED and not slot.startswith("__r")
-            setattr(base, slot, _answered(op, getattr(base, slot), slot.startswith("__r"), unconverted))
-            setattr(ResourceVariable, slot, _of_variable(slot, getattr(ResourceVariable, slot)))
+            _hooks.add(base, slot, _answered(op, getattr(base, slot), slot.startswith("__r"), unconverted))
     for slot in ("__matmul__", "__rmatmul__"):
-        setattr(base, slot, _multiplied(getattr(base, slot), slot.startswith("__r")))
-        setattr(ResourceVariable, slot, _of_variable(slot, getattr(ResourceVariable, slot)))
+        _hooks.add(base, slot, _multiplied(getattr(base, slot), slot.startswith("__r")))
+    _hooks.hold()  # before those of variables, which build on them
+    for slot in [name for target, name in _hooks.entries() if target is base and name != "__getitem__"]:
+        _hooks.add(ResourceVariable, slot, _of_variable(slot, getattr(ResourceVariable, slot)))
 
 
 install()

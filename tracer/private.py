@@ -1,43 +1,47 @@
-"""Private: the parts of TensorFlow that are not public, brought in through this one door.
+"""Private: the only module that imports non-public parts of TensorFlow and Keras.
 
 Relies on TensorFlow 2.21; `tests/tracer/test_private.py` pins what each part must do, and fails first when it changes.
 
 * `pywrap_tfe`: the entry points of the eager runtime, looked up as module attributes on each use (see `intercept`).
 * `context`, `core`, `record`, `ops`: the eager context and its device name, the exceptions of the fast path, whether
-  tapes record, `EagerTensor` and the class behind its methods.
-* `context.internal_operation_seed`, `context.global_seed`: the seeds of operations that are given none.
+  tapes record, `EagerTensor` and its base class.
+* `context.internal_operation_seed`, `context.global_seed`: the seeds of operations without one.
 * `constant_op.convert_to_eager_tensor`: makes tensors of Python values.
 * `op_def_registry`: the definitions of operations.
-* `node_def_pb2`, `op_def_library.value_to_attr_value`: an operation written down.
-* `func_graph`, `ops._create_c_op`, `handle_data_util`, `cpp_shape_inference_pb2`: a graph to ask shape functions in, an
-  operation added to it, and what is behind a resource there.
-* `function_pb2`, `Context.add_function_def`: a function's definition, written node by node; in it
-  `XlaOptimizationBarrier` hides a constant from XLA's simplifier.
-* `global_state`: Keras' scopes and policies, by thread, and its random numbers (`global_seed_generator`).
+* `node_def_pb2`, `op_def_library.value_to_attr_value`: an operation as a `NodeDef`.
+* `func_graph`, `ops._create_c_op`, `handle_data_util`, `cpp_shape_inference_pb2`: a graph that runs shape functions, an
+  operation added to it, and the handle data of a resource there.
+* `function_pb2`, `Context.add_function_def`: a function definition, built node by node; `XlaOptimizationBarrier` in it
+  hides a constant from XLA's simplifier.
+* `global_state`: Keras' thread-local scopes and policies, and its random state (`global_seed_generator`).
 * `keras_losses.scale_loss_for_distribution`, `unscale_loss_for_distribution`: looked up on each use, they divide and
   multiply losses by the number of replicas.
-* `context.anonymous_name`: under that name each `VarHandleOp` makes a variable of its own, which ends with its handle.
-* `Context._rng`: where the seeds of operations without one of their own come from, after `tf.random.set_seed`.
-* `binary_assert`, `plain_assert`: what every assertion of `tf.debugging` that looks at values ends in: each asks one
-  tensor, which it calls `condition`, for its truth, and raises where that does not hold.
-* `gradient_code`: the code in which TensorFlow asks for an operation's gradient, which it knows as `op_name`.
-* `inject_argument_info`, `injecting_code`: what a layer runs its `call` in, which writes into an error how that was
-  called, and its code, whose frame has the names `fn`, `object_name`, `args` and `kwargs`.
-* `_EagerTensorCache.put`: where gradient functions keep tensors for the next time.
+* `KerasNode`: a call in the graph of a functional model; `keras_tracking`: the lists, dicts and sets that Keras makes
+  of a layer's, and the `Tracker` that they tell of what is put into them.
+* `context.anonymous_name`: each `VarHandleOp` of that name makes its own variable, which dies with its handle.
+* `Context._rng`: the generator of seeds for operations without one, after `tf.random.set_seed`.
+* `binary_assert`, `plain_assert`: what every value assertion of `tf.debugging` ends in: each tests the truth of one
+  tensor, its local `condition`, and raises if it is false.
+* `gradient_code`: the code in which TensorFlow calls an operation's gradient function; its local `op_name` is the op.
+* `inject_argument_info`, `injecting_code`: the wrapper in which a layer runs its `call`, and which adds the call's
+  arguments to an error; and its code, whose frame has the locals `fn`, `object_name`, `args` and `kwargs`.
+* `_EagerTensorCache.put`: the tensor cache of gradient functions.
 * `Context._thread_local_data`, `Context._seed`, `keras_config._EPSILON`, `_FLOATX`, `_IMAGE_DATA_FORMAT`: what
-  `tf.executing_eagerly`, the device in scope, `tf.random.set_seed` and `keras.config` tell, without the calls.
+  `tf.executing_eagerly`, the device in scope, `tf.random.set_seed` and `keras.config` report, without their calls.
 * `Graph._distribution_strategy_stack`: the strategies in scope.
-* `Context._initialized`, `Context._context_devices`: whether TensorFlow has looked for devices, as it does with its
-  first operation, and what it has found.
-* `is_op_determinism_enabled`: whether runs are to be equal to the bit.
-* `pywrap_tf_session`: TensorFlow reads `TF_XLA_FLAGS` when one of them is asked for, and never again.
-* `SetMinLogLevel` of Abseil, as TensorFlow's library exports it: what of C++'s messages is printed.
-* `Model._initial_epoch`: where Keras' `BackupAndRestore` says that training goes on.
-* `Trackable._serialize_to_tensors`, `_LEGACY_SAVEABLE_NAME`: what `tf.train.Checkpoint` writes of an object, and how it
-  calls that.
-* `is_resource_variable`, `CompositeTensor`: what C++ would convert out of sight.
-* `ResourceVariable`, `variable_accessed`: what `tf.Variable(...)` makes, how it is read, and how tapes hear of that.
-* `DatasetV2._functions`, `_inputs`: what a dataset runs, and what it is made of.
+* `Context._initialized`, `Context._context_devices`: whether TensorFlow has discovered its devices, as it does for its
+  first operation, and which.
+* `is_op_determinism_enabled`: whether runs must be bitwise reproducible.
+* `pywrap_tf_session`: TensorFlow reads `TF_XLA_FLAGS` once, when one of those flags is first queried.
+* Abseil's `SetMinLogLevel`, exported by TensorFlow's library: the level from which C++ messages are printed.
+* `Model._initial_epoch`: the epoch at which Keras' `BackupAndRestore` resumes training.
+* `Trackable._serialize_to_tensors`, `_LEGACY_SAVEABLE_NAME`: what `tf.train.Checkpoint` writes of an object, and under
+  which name.
+* `is_resource_variable`, `CompositeTensor`: what C++ would convert where no hook sees it.
+* `ResourceVariable`, `variable_accessed`: what `tf.Variable(...)` makes, how it is read, and how tapes are notified.
+* `DatasetV2._functions`, `_inputs`: the functions that a dataset runs, and its input datasets.
+* `FuncRegistry`: kernels of `py_function` and `numpy_function` call its single instance with a token, a device and
+  arguments; the result must be eager tensors or arrays, by exact type.
 """
 
 import contextlib
@@ -52,6 +56,8 @@ import tensorflow as tf
 from keras.src.backend import config as keras_config
 from keras.src.backend.common import global_state
 from keras.src.losses import loss as keras_losses
+from keras.src.ops.node import Node as KerasNode
+from keras.src.utils import tracking as keras_tracking
 from keras.src.utils.traceback_utils import inject_argument_info_in_traceback as inject_argument_info
 from tensorflow.core.framework import function_pb2, node_def_pb2, tensor_shape_pb2, types_pb2
 from tensorflow.core.protobuf import config_pb2
@@ -70,7 +76,10 @@ from tensorflow.python.framework.composite_tensor import CompositeTensor
 from tensorflow.python.framework.config import is_op_determinism_enabled
 from tensorflow.python.ops import check_ops, control_flow_assert, handle_data_util
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable, is_resource_variable, variable_accessed
+from tensorflow.python.ops.script_ops import FuncRegistry
 from tensorflow.python.trackable.base import Trackable
+
+from tracer import hooks
 
 EagerTensor = ops.EagerTensor
 gradient_code = backprop._gradient_function.__code__
@@ -79,12 +88,12 @@ plain_assert = inspect.unwrap(control_flow_assert.Assert)
 injecting_code = next(c for c in inject_argument_info.__code__.co_consts if inspect.iscode(c))
 
 __all__ = [
-    "CompositeTensor", "EagerTensor", "ResourceVariable", "Trackable", "binary_assert", "config_pb2", "constant_op",
-    "context", "core", "cpp_shape_inference_pb2", "func_graph", "function_pb2", "functions_of_dataset",
-    "global_state", "gradient_code", "handle_data_util", "inject_argument_info", "injecting_code",
-    "is_op_determinism_enabled", "is_resource_variable", "keras_config", "keras_losses", "node_def_pb2",
-    "op_def_library", "op_def_registry", "ops", "plain_assert", "pywrap_tf_session", "pywrap_tfe", "quiet", "record",
-    "tensor_shape_pb2", "types_pb2", "variable_accessed",
+    "CompositeTensor", "EagerTensor", "FuncRegistry", "KerasNode", "ResourceVariable", "Trackable", "binary_assert",
+    "config_pb2", "constant_op", "context", "core", "cpp_shape_inference_pb2", "func_graph", "function_pb2",
+    "functions_of_dataset", "global_state", "gradient_code", "handle_data_util", "inject_argument_info",
+    "injecting_code", "is_op_determinism_enabled", "is_resource_variable", "keras_config", "keras_losses",
+    "keras_tracking", "node_def_pb2", "op_def_library", "op_def_registry", "ops", "plain_assert", "pywrap_tf_session",
+    "pywrap_tfe", "quiet", "record", "tensor_shape_pb2", "types_pb2", "variable_accessed",
 ]  # fmt: skip
 
 _ABSEIL = "_ZN4absl12lts_2025081411MinLogLevelEv", "_ZN4absl12lts_2025081414SetMinLogLevelENS0_18LogSeverityAtLeastE"
@@ -101,7 +110,7 @@ def _levels() -> tuple[Any, Any]:
 
 
 def _begin_in_child() -> None:
-    """In a forked process no other thread goes on, nor would end what it has begun."""
+    """Resets state in a forked child, where no other thread exists to leave its `quiet` block."""
     global _quiet_depth
     if _quiet_depth:
         _quiet_depth = 0
@@ -109,16 +118,24 @@ def _begin_in_child() -> None:
     _quiet_lock.release()
 
 
-os.register_at_fork(before=_quiet_lock.acquire, after_in_parent=_quiet_lock.release, after_in_child=_begin_in_child)
+hooks.at_fork(
+    __name__, "what C++ logs is logged again in the child", _quiet_lock.acquire, _quiet_lock.release, _begin_in_child
+)
+hooks.Hooks(
+    __name__,
+    "Abseil's `SetMinLogLevel`",
+    "errors that are expected and handled are not printed",
+    "XLA loads code that an earlier process has compiled",
+)
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps errors that C++ logs, and does not raise, from being printed meanwhile, of any thread."""
+    """Suppresses what C++ logs below the fatal level, on all threads, for the duration of the `with`."""
     global _quiet_depth, _level
     try:
         level, set_level = _levels()
-    except (OSError, AttributeError):  # another build: they are printed, then
+    except (OSError, AttributeError):  # another build of TensorFlow: the messages are printed
         yield
         return
     with _quiet_lock:
@@ -136,6 +153,6 @@ def quiet() -> Iterator[None]:
 
 
 def functions_of_dataset(dataset: Any) -> list[Any]:
-    """Returns the functions that a dataset, and those that it is made of, run for their elements."""
+    """Returns the functions that a dataset and its inputs run for their elements, recursively."""
     found = [wrapper.function for wrapper in dataset._functions()]
     return found + [function for part in dataset._inputs() for function in functions_of_dataset(part)]

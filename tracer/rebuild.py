@@ -1,14 +1,13 @@
-"""Rebuild: what an operation would give for other inputs, asked of TensorFlow's own shape functions.
+"""Rebuild: output specs of an operation for other inputs, from TensorFlow's own shape functions.
 
-Relies on `ops._create_c_op`, `Operation._from_c_op` and on handle data, which tell a graph what is behind a resource.
+Relies on `ops._create_c_op`, `Operation._from_c_op`, and on handle data, which describes the variable behind a
+resource.
 """
 
 from __future__ import annotations
 
 import threading
 from typing import Any
-
-import tensorflow as tf
 
 from tracer.intercept import handling
 from tracer.nodedef import Symbol, grouped, write_constant, write_operation
@@ -23,9 +22,18 @@ from tracer.private import (
 )
 from tracer.spec import RESOURCE, VARIANT, Spec, intern_spec
 
+# Outputs that a kernel reserves for its own gradient. Their shapes depend on the device: TensorFlow's shape functions
+# do not know them (V3's workspace), or get them wrong (the CPU's placeholders for gradients are scalars, not [0]).
+RESERVED = {
+    "FusedBatchNormV3": frozenset({5}),
+    "FusedBatchNormGrad": frozenset({3, 4}),
+    "FusedBatchNormGradV2": frozenset({3, 4}),
+    "FusedBatchNormGradV3": frozenset({3, 4}),
+}
+
 
 class _Scratch:
-    """A graph to ask TensorFlow's shape functions in; renewed before it grows large."""
+    """A graph in which TensorFlow infers shapes; replaced before it grows large."""
 
     MAX_OPS = 2000
 
@@ -37,7 +45,7 @@ class _Scratch:
         self._names = 0
 
     def symbol(self, part: Any) -> Any:
-        """Returns a symbol for any value of a spec; a constant as it is; what is in a list likewise."""
+        """Returns a placeholder for a spec, and the value of a constant; maps over lists."""
         if isinstance(part, tuple):
             return [self.symbol(p) for p in part]
         if isinstance(part, Const):
@@ -48,21 +56,21 @@ class _Scratch:
         return found
 
     def shapes(self, op: str, inputs: list[Any], attrs: tuple[Any, ...]) -> list[Any]:
-        """Adds an operation and returns its outputs, whose shapes TensorFlow has inferred."""
+        """Adds an operation and returns its outputs, with the shapes TensorFlow infers."""
         node = self._node()
         write_operation(node, op, inputs, attrs, self._constant)
         return list(self._add(node, [self._tensors[name] for name in node.input]).outputs)
 
     def _placeholder(self, spec: Spec) -> Symbol:
-        with self.graph.as_default():
-            tensor = tf.compat.v1.placeholder(spec.dtype, spec.shape)
+        node = self._node()  # by hand: `tf.compat.v1.placeholder` takes five times as long
+        node.op = "Placeholder"
+        node.attr["dtype"].type = spec.enum
+        node.attr["shape"].shape.CopyFrom(_proto_of(spec.shape))
+        tensor = self._add(node, []).outputs[0]
         if spec.handle is not None and (spec.enum == RESOURCE or spec.enum == VARIANT):
             data = cpp_shape_inference_pb2.CppShapeInferenceResult.HandleData(is_set=True)
             for enum, shape in spec.handle:
-                proto = tensor_shape_pb2.TensorShapeProto(unknown_rank=shape is None)
-                for size in shape or ():
-                    proto.dim.add(size=size)
-                data.shape_and_type.add(dtype=enum, shape=proto)
+                data.shape_and_type.add(dtype=enum, shape=_proto_of(shape))
             handle_data_util.set_handle_data(tensor, data)
         return self._named(Symbol(tensor.name, spec, "", []), tensor)
 
@@ -88,15 +96,22 @@ class _Scratch:
         return ops.Operation._from_c_op(c_op=c_op, g=self.graph)
 
 
+def _proto_of(shape: tuple[int, ...] | None) -> Any:
+    proto = tensor_shape_pb2.TensorShapeProto(unknown_rank=shape is None)
+    for size in shape or ():
+        proto.dim.add(size=-1 if size is None else size)
+    return proto
+
+
 _scratch = _Scratch()
-_lock = threading.RLock()  # two threads that add to one graph take each other's names
+_lock = threading.RLock()  # two threads in one graph would take each other's names
 
 
 def infer_outputs(op: str, entry: str, attrs: tuple[Any, ...], parts: tuple[Any, ...]) -> Any:
-    """Returns the outputs' specs, as far as TensorFlow's own shape functions know them.
+    """Returns the output specs that TensorFlow's shape functions infer, memoized.
 
-    `parts` holds a `Spec` (any value) or a `Const` (this value) per input. None stands for a shape that depends on
-    values; the whole answer is None where the operation cannot be built.
+    `parts` has a `Spec` (any value) or a `Const` (this value) per input. An item is None if that shape depends on
+    values; the result is None if the operation cannot be built.
     """
     global _scratch
     key = (op, entry, freeze(attrs), parts)
@@ -110,7 +125,7 @@ def infer_outputs(op: str, entry: str, attrs: tuple[Any, ...], parts: tuple[Any,
             inputs = [scratch.symbol(p) for p in parts]
             inputs = grouped(op, attrs, inputs) if entry == "execute" else inputs
             outputs = scratch.shapes(op, inputs, attrs)
-        except Exception:  # whatever TensorFlow cannot build, it runs: the caller takes the operation as it is
+        except Exception:  # TensorFlow cannot build it: the caller runs it as it is
             answer = None
         else:
             answer = tuple(

@@ -1,25 +1,26 @@
-"""Recorder: runs operations imperatively and notes what they did."""
+"""Recorder: runs operations eagerly and appends each to a trace."""
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from tracer import intercept, seeds
+from tracer.faults import absorbs, call, is_fault
 from tracer.graph import is_variable_op
 from tracer.inputs import MAX_CONSTANT, Unsupported, foldable, part_of, python_spec, settle, shape_like, small
 from tracer.lazy import LazyTensor
 from tracer.location import Location, call_stack
-from tracer.op import FINALIZERS, Const, OpCall, plain_name, signature_of
+from tracer.op import FINALIZERS, Const, OpCall, array_in, plain_name, signature_of
 from tracer.private import EagerTensor, core
 from tracer.spec import spec_of
 from tracer.trace import Trace
 
 
 class Recorder:
-    """The handler of a recording: each operation runs at once, as without it, and is added to the trace."""
+    """The handler of a recorded call: runs each operation at once, as without hooks, and adds it to the trace."""
 
     open = False
     tapes = None
@@ -28,12 +29,21 @@ class Recorder:
         self.trace = trace
         self.device = intercept.device_in_scope()
         self.counts: Counter[Any] = counts if counts is not None else Counter()
-        self.known: dict[int, tuple[str, Const | None]] = {}  # by tensor id: where it came from, its value
+        self.known: dict[int, tuple[str, Const | None]] = {}  # by tensor id: its source, and its value if constant
+        self.failed: BaseException | None = None  # the runtime's own first error; recording stops there
+        self.strict = False  # whether such an error is raised into the program
+
+    def fault(self, error: BaseException) -> bool:
+        """Stops recording after an error of the runtime's own, unless `strict`; operations go on running."""
+        if self.strict or not absorbs(error):
+            return False
+        self.failed = self.failed or error
+        return True
 
     def fast(self, op: str, name: Any, args: tuple[Any, ...]) -> Any:
-        """Runs an operation issued by a generated wrapper."""
+        """Runs and records an operation issued by a generated wrapper through `TFE_Py_FastPathExecute`."""
         signature = signature_of(op)
-        if signature is None or op in FINALIZERS:
+        if signature is None or op in FINALIZERS or self.failed is not None:
             return intercept.run_fast(op, name, args)
         args = settle(signature, args)
         count = len(signature.inputs)
@@ -41,60 +51,78 @@ class Recorder:
         at = len(self.trace.calls)
         try:
             if signature.stateful and not is_variable_op(op):
-                with intercept.handling(None):  # Python that it runs inside is no part of the call's operations
-                    result = intercept.run_fast(op, name, args)
+                result = intercept.without_handler(lambda: intercept.run_fast(op, name, args))
             else:
                 result = intercept.run_fast(op, name, args)
         except core._FallbackException:
-            raise  # TensorFlow comes again, by name
-        except BaseException:
-            self._note_failed(at, "fast", op, attrs)
+            raise  # TensorFlow retries through `execute`
+        except BaseException as error:
+            if not is_fault(error):
+                self._guarded(self._note_failed, at, "fast", op, attrs)
             raise
-        seeds.take(pair)
-        self._note(at, "fast", op, name, args[:count], attrs, args, result)
+        self._guarded(self._took, pair, at, "fast", op, name, args[:count], attrs, args, result)
         return result
 
+    def _guarded(self, note: Any, *about: Any) -> None:
+        """Records an operation that has run; an error in doing so goes to `fault`."""
+        try:
+            note(*about)
+        except Exception as error:
+            if not self.fault(error):
+                raise
+
+    def _took(self, pair: seeds.Pair | None, *about: Any) -> None:
+        seeds.take(pair)
+        self._note(*about)
+
     def execute(self, device: Any, op: Any, inputs: Any, attrs: Any, outputs: int, cancel: Any) -> Any:
-        """Runs an operation or a function issued by name."""
+        """Runs and records an operation or function issued by name through `TFE_Py_Execute`."""
         at = len(self.trace.calls)
         name = plain_name(op)
         pair, kept = seeds.split(name, tuple(attrs or ()))
         try:
-            with intercept.handling(None):
-                result = intercept.run_execute(device, op, inputs, attrs, outputs, cancel)
-        except BaseException:
-            self._note_failed(at, "execute", name, kept)
+            run = functools.partial(intercept.run_execute, device, op, inputs, attrs, outputs, cancel)
+            result = intercept.without_handler(run)
+        except BaseException as error:
+            if not is_fault(error):
+                self._guarded(self._note_failed, at, "execute", name, kept)
             raise
-        seeds.take(pair)
-        if name not in FINALIZERS:
-            self._note(at, "execute", name, None, tuple(inputs), kept, (), result)
+        if name not in FINALIZERS and self.failed is None:
+            self._guarded(self._took, pair, at, "execute", name, None, tuple(inputs), kept, (), result)
+        else:
+            self._guarded(seeds.take, pair)
         return result
 
     def constant(self, value: Any, dtype: Any) -> Any:
-        """Makes a tensor of a Python value and remembers that it did."""
+        """Makes a tensor of a Python value and records it as a constant."""
         tensor = intercept.make_constant(value, dtype)
-        if small(value) and tensor._num_elements() * 8 <= MAX_CONSTANT and tensor.dtype.is_numpy_compatible:
-            self.known[tensor._id] = ("constant", Const(np.asarray(tensor._numpy_internal())))
+        self._guarded(self._note_constant, tensor, value)
         return tensor
 
+    def _note_constant(self, tensor: Any, value: Any) -> None:
+        if small(value) and tensor._num_elements() * 8 <= MAX_CONSTANT and tensor.dtype.is_numpy_compatible:
+            self.known[tensor._id] = ("constant", Const(array_in(tensor)))
+
     def index(self, index: tuple[tuple[int, ...], ...]) -> None:
-        """Leaves the index to TensorFlow."""
+        """Returns None: TensorFlow handles the index itself."""
 
     def expected(self, op: str, args: tuple[Any, ...]) -> Any:
-        """Answers an operation that is known to come next: none is, while it is recorded."""
+        """Returns None: while recording, the next operation is not known."""
         return None
 
     def library(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Makes a library call, which nobody follows while it is recorded."""
-        return function(*args, **kwargs)
+        """Runs a library call; its operations are recorded one by one."""
+        return call(function, args, kwargs)
 
-    def aside(self, inputs: Any, run: Any) -> Any:
-        """Runs operations that the program wants to run by themselves; they are no part of the trace."""
-        with intercept.handling(None):
-            result = run()
+    def aside(self, inputs: Any, run: Callable[[], Any]) -> Any:
+        """Runs operations placed on a device of the program's choice, outside the trace."""
+        result = intercept.without_handler(run)
+        self._guarded(self._note_aside, result)
+        return result
+
+    def _note_aside(self, result: Any) -> None:
         made = (t for t in intercept.flat_outputs(result) if isinstance(t, EagerTensor))
         self.known.update((t._id, ("aside", None)) for t in made)
-        return result
 
     def _locate(self, op: str) -> tuple[Location, int]:
         frames, guarded = call_stack()
@@ -122,12 +150,12 @@ class Recorder:
         specs = tuple(spec_of(t) for t in flat)
         signature = signature_of(op)
         folds = signature is not None and foldable(op, signature.stateful, parts, specs)
-        values = tuple(Const(np.asarray(t._numpy_internal())) if folds else None for t in flat)
+        values = tuple(Const(array_in(t)) if folds else None for t in flat)
         for i, (tensor, value) in enumerate(zip(flat, values, strict=True)):
             self.known[tensor._id] = (f"{op}:{i}", value)
         template = intercept.template_of(result)
         call = OpCall(op, entry, name, attrs, parts, tuple(sources), specs, values, template, location, guarded)
-        # Forward accumulators issue operations from within one: those come after it.
+        # A forward accumulator issues operations while this one runs; they come after it in the trace.
         self.trace.calls.insert(at, call)
 
     def _part(self, op: str, i: int, value: Any, args: Any, sources: list[str] | None) -> Any:
@@ -147,7 +175,8 @@ class Recorder:
             if signature is None or not args:
                 raise Unsupported("a Python value is passed to a function")
             source = "constant"
-            part = part_of(Const(value) if small(value) else None, python_spec(signature, i, args, value), op)
+            spec = python_spec(signature, i, args, value)
+            part = part_of(intercept.as_constant(value, spec) if small(value) else None, spec, op)
         if sources is not None:
             sources.append(source)
         return part

@@ -1,4 +1,4 @@
-"""Show: a trace graph as text for people, which `parse` reads back completely.
+"""Show: prints a trace graph as text, which `parse` reads back completely.
 
     trace graph 'step'
     files:
@@ -13,26 +13,33 @@
     exits 1
     end
 
-A variant reads "for inputs like these come outputs like those": `float32[2,3]` is a spec, `=3` a constant,
-and `as [0, [1, 2]]` the form of the result where it is not a tensor alone. A frame is file, line, function,
-and the instruction's offset; the innermost comes first. `next` are the edges. A node may also have the lines
-`name`, `host` (why it runs on its own), `guarded` or `named` (somebody may catch its failure, or Keras
-note its layer) and `fed` (the inputs whose constants have changed; `2.0` is the first item of input 2, a list).
+A variant maps inputs to outputs: `float32[2,3]` is a spec, `=3` a constant, and `as [0, [1, 2]]` the structure of the
+result if it is not a single tensor. A frame is file, line, function and instruction offset, innermost first. `next`
+lists the edges. Optional lines of a node are `name`, `host` (why it is a host op), `guarded`, `passed` or `named` (the
+program may catch its failure, context managers let it pass, or Keras adds its layer to it), and `fed` (inputs whose
+constants have changed; `2.0` is the first item of input 2, a list).
 
-Steps, which the cursor grows while it follows, are not printed: a graph that was read back learns them anew.
-Attributes that text cannot hold, functions for example, are printed as `opaque(...)`, read back as `Opaque`.
+Steps, which the cursor adds while following, are not printed: a graph read back grows them anew. Attributes without a
+text form, such as functions, print as `opaque(...)` and read back as `Opaque`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tracer.graph import Node, TraceGraph, Variant, node_key
 from tracer.lazy import Output
 from tracer.literals import NAME, Line, literal, word
-from tracer.location import CAUGHT, FREE, NAMED, Frame, Location
+from tracer.location import CAUGHT, FREE, NAMED, PASSED, Frame, Location
 from tracer.op import Const
+
+_FATES = {CAUGHT: "guarded", PASSED: "passed", NAMED: "named"}
+
+
+def _set_fate(node: Node, fate: int) -> None:
+    node.guarded = fate
 
 
 def show(graph: TraceGraph) -> str:
@@ -63,7 +70,7 @@ def _node_lines(node: Node, files: dict[str, str]) -> Iterator[str]:
     if node.host is not None:
         yield f"  host {node.host!r}"
     if node.guarded != FREE:
-        yield "  guarded" if node.guarded == CAUGHT else "  named"
+        yield f"  {_FATES[node.guarded]}"
     if node.fed:
         yield f"  fed {', '.join(sorted(map(_fed, node.fed), key=_by_numbers))}"
     if node.inputs:
@@ -79,7 +86,7 @@ def _numbers(numbers: Iterable[int]) -> str:
 
 
 def _fed(path: Any) -> str:
-    """Returns the number of an input, or input and item number of one in a list."""
+    """Returns the text of an input path: its number, or input and item numbers."""
     return f"{path[0]}.{path[1]}" if isinstance(path, tuple) else str(path)
 
 
@@ -117,16 +124,16 @@ def _output(output: Output) -> str:
     return repr(output.spec) if output.const is None else f"{output.spec!r}={literal(output.const.value)}"
 
 
-# Reading back.
+# Parsing.
 
 
 def parse(text: str) -> TraceGraph:
-    """Returns the graph that `show` has printed; raises `ParseError` with the line and what was expected."""
+    """Returns the graph that `show` printed; raises `ParseError` with the line and what was expected."""
     return _Parser(text).graph()
 
 
 class _Parser:
-    """Reads the lines of a printed graph in their order."""
+    """Reads the lines of a printed graph in order."""
 
     def __init__(self, text: str) -> None:
         self.lines = text.rstrip("\n").split("\n")
@@ -204,14 +211,14 @@ class _Parser:
         graph.nodes.append(node)
         self.next()
         successors: list[int] = []
-        for keyword, read in (
+        readers: tuple[tuple[str, Callable[[], Any]], ...] = (
             ("name ", lambda: setattr(node, "name", self.line.value())),
             ("host ", lambda: setattr(node, "host", self.line.string())),
-            ("guarded", lambda: setattr(node, "guarded", CAUGHT)),
-            ("named", lambda: setattr(node, "guarded", NAMED)),
+            *((text, functools.partial(_set_fate, node, fate)) for fate, text in _FATES.items()),
             ("fed ", lambda: node.fed.update(self.line.sequence(self._fed))),
             ("inputs ", lambda: node.inputs.extend(self.line.sequence(self._sources))),
-        ):
+        )
+        for keyword, read in readers:
             if self.line.accept(f"  {keyword}"):
                 read()
                 self.next()
@@ -279,7 +286,7 @@ class _Parser:
         value = self.line.value()
         try:
             return Const(value)
-        except TypeError:  # of a type of the user's own: equal where it prints the same
+        except TypeError:  # of a user's type: equal if it prints the same
             const = Const(literal(value))
             const.value = value
             return const

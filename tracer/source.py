@@ -1,8 +1,7 @@
 """Source: the syntax tree of running code.
 
-Nothing here is guessed: source counts only if compiling it gives the very code object that runs, so an edited file, a
-rewritten module or code without a file has no syntax. Relies on `CodeType.__eq__`, which compares bytecode, constants
-and lines.
+Source counts only if it compiles to the very code object that runs, so an edited file, a rewritten module or code
+without a file has none. Relies on `CodeType.__eq__`, which compares bytecode, constants and lines.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ MAX_FILES = 64
 def function_of(code: CodeType, namespace: dict[str, Any]) -> Function | None:
     """Returns the syntax tree of the function that `code` was compiled from; None if its source is not known.
 
-    `namespace` holds the function's globals, through which loaders of sources are found.
+    `namespace` is the function's globals, through which `linecache` finds a loader.
     """
     with _lock:
         lines = linecache.getlines(code.co_filename, namespace)
@@ -36,7 +35,7 @@ def function_of(code: CodeType, namespace: dict[str, Any]) -> Function | None:
 
 
 def _functions(source: str, filename: str) -> dict[CodeType, Function] | None:
-    """Returns the functions of a file by their code."""
+    """Returns the functions of a file by code object; None if it does not compile."""
     try:
         tree = ast.parse(source)
         module = compile(tree, filename, "exec", dont_inherit=True)
@@ -55,6 +54,6 @@ def _functions(source: str, filename: str) -> dict[CodeType, Function] | None:
         code = ahead.pop()
         ahead += [const for const in code.co_consts if isinstance(const, CodeType)]
         candidates = trees.get((code.co_name, code.co_firstlineno), [])
-        if len(candidates) == 1:  # two lambdas on one line cannot be told apart
+        if len(candidates) == 1:  # two lambdas on one line are ambiguous
             found[code] = candidates[0]
     return found

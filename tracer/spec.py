@@ -18,14 +18,14 @@ RESOURCE = types_pb2.DT_RESOURCE
 VARIANT = types_pb2.DT_VARIANT
 STRING = types_pb2.DT_STRING
 
-# int32 and int64 carry shapes, axes and indices: their values decide the shape of other tensors.
+# Dtypes of shapes, axes and indices, whose values decide the shapes of other tensors.
 INTEGERS = frozenset({types_pb2.DT_INT32, types_pb2.DT_INT64})
 
 
 class Spec:
     """The dtype and exact shape of a tensor; for a resource also those of the variable behind it.
 
-    Specs are interned: equal specs are the same object as long as one of them lives.
+    Specs are interned: equal specs are the same object as long as one of them is alive.
     """
 
     __slots__ = ("__weakref__", "dtype", "enum", "handle", "shape", "tensor_shape")
@@ -39,10 +39,10 @@ class Spec:
 
     @property
     def size(self) -> int:
-        """How many bytes such a tensor has (1 an element where that differs), or what is behind a resource."""
+        """The size in bytes of such a tensor, or of the variable behind a resource; at least 1 per element."""
         if self.handle is None:
-            return math.prod(self.shape) * max(self.dtype.size, 1)
-        return sum(math.prod(shape or ()) * max(tf.dtypes.as_dtype(enum).size, 1) for enum, shape in self.handle)
+            return math.prod(self.shape) * int(max(self.dtype.size, 1))
+        return sum(math.prod(shape or ()) * int(max(tf.dtypes.as_dtype(enum).size, 1)) for enum, shape in self.handle)
 
     def __repr__(self) -> str:
         held = "" if self.handle is None else "<" + " ".join(_behind(*h) for h in self.handle) + ">"
@@ -60,24 +60,31 @@ def _behind(enum: int, shape: tuple[int, ...] | None) -> str:
     return f"{tf.dtypes.as_dtype(enum).name}{_dims(shape)}"
 
 
-_lock = threading.RLock()  # a collection of garbage inside may come here again
+_lock = threading.RLock()  # reentrant, as garbage collection may come back here
 _interned: weakref.WeakValueDictionary[Any, Spec] = weakref.WeakValueDictionary()
+# The specs asked for last: a look-up in a dictionary of weak references takes 7 us, and recording an operation makes
+# three of them.
+_recent: dict[Any, Spec] = {}
+MAX_RECENT = 4096
 
 
 def intern_spec(enum: int, shape: tuple[int, ...], handle: Any = None) -> Spec:
     """Returns the one `Spec` with this dtype enum, shape and handle description."""
     key = (enum, shape, handle)
-    spec = _interned.get(key)
+    spec = _recent.get(key)
     if spec is None:
-        with _lock:  # two threads with one each would never again agree on what they see
+        with _lock:  # two threads with different objects would never agree again
             spec = _interned.get(key)
             if spec is None:
                 spec = _interned[key] = Spec(enum, shape, handle)
+        if len(_recent) >= MAX_RECENT:
+            _recent.clear()
+        _recent[key] = spec
     return spec
 
 
 def describe_handle(tensor: Any) -> tuple[tuple[int, tuple[int, ...] | None], ...] | None:
-    """Returns the dtype enum and shape of each value behind a resource or variant; None where that is unknown."""
+    """Returns the dtype enum and shape of each value behind a resource or variant; None if unknown."""
     data = getattr(tensor, "_handle_data", None)
     if data is None or not data.is_set:
         return None

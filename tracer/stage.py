@@ -1,7 +1,7 @@
-"""Stage: runs Python on tensors without values, and writes down what operations it issues, as a block.
+"""Stage: runs Python on tensors without values, and collects the operations it issues as a block.
 
-The operations come the same way as those of a running program, through the hooks, so that a block holds exactly what
-eager TensorFlow would run. Nothing is run, and what only a value could answer is refused.
+Operations arrive through the hooks, as those of a running program do, so a block holds exactly what eager TensorFlow
+would run. Nothing is executed, and whatever needs a value is refused.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from tracer.spec import RESOURCE, STRING, VARIANT, Spec
 
 _RANDOM = ("StatelessRandom", "StatelessTruncated", "StatelessMultinomial", "StatelessShuffle")
 
-MAX_OPERATIONS = 2000  # of one block: loops of Python are written down turn by turn
+MAX_OPERATIONS = 2000  # in one block: Python loops are unrolled
 
 Fetch = Callable[[Any], LazyTensor | None]
 
 
 class Stage:
-    """The handler of a thread while it writes a block; `outer` is the stage that this one is inside of.
+    """The handler of a thread while it stages a block; `outer` is the enclosing stage.
 
-    Tensors of the outer stage become arguments when they are first used. The outermost stage asks `captured` what
-    stands for a tensor from outside, or for what a variable holds.
+    Tensors of the outer stage become arguments on first use. The outermost stage calls `captured` to map a tensor from
+    outside, or a variable's handle, to an argument.
     """
 
     open = False
@@ -44,10 +44,10 @@ class Stage:
         self.outer = outer
         self.captured = captured
         self.arguments: list[LazyTensor] = []
-        self.given: list[Any] = []  # what each argument stands for, where it is one of the outer stage's tensors
+        self.given: list[Any] = []  # the outer stage's tensor behind each argument, or None
         self._step = Step(None, None, Node(0, "Entry", "entry", (), Location((), 0)), None, (), {}, {}, ())
         self._count = 0
-        self._shown: dict[int, LazyTensor] = {}  # arguments by the id of what they stand for
+        self._shown: dict[int, LazyTensor] = {}  # arguments by the id of the outer tensor
 
     def __enter__(self) -> Stage:
         self._around = [handling(self), record.stop_recording()]
@@ -62,18 +62,18 @@ class Stage:
     # Arguments and results.
 
     def argument(self, spec: Spec, given: Any = None) -> LazyTensor:
-        """Adds an argument, and returns it as a tensor."""
+        """Adds an argument and returns it as a tensor."""
         lazy = new_lazy(Output(spec), -1 - len(self.arguments), self)
         self.arguments.append(lazy)
         self.given.append(given)
         return lazy
 
     def stand_in(self, out: Any) -> LazyTensor:
-        """Returns what a loop's blocks are given for a tensor that its turns change: its spec, nothing of its value."""
+        """Returns a placeholder for a tensor that a loop's iterations update: it has the spec, but no value."""
         return new_lazy(Output(out.spec), CONST, self)
 
     def own(self, value: Any) -> Any:
-        """Returns a tensor as one of this stage; constants stay what they are."""
+        """Returns a tensor as one of this stage, adding an argument if needed; constants are returned as they are."""
         if type(value) is LazyTensor and (value._run is self or value._out.const is not None):
             return value
         if self.outer is None:
@@ -88,7 +88,7 @@ class Stage:
         return known
 
     def block(self, results: list[Any]) -> Block:
-        """Returns what was written down; `results` are tensors of this stage, or of those outside of it."""
+        """Returns the staged operations; `results` are tensors of this stage or of those outside it."""
         slots: list[Any] = []
         for value in results:
             tensor = self.own(value)
@@ -96,45 +96,49 @@ class Stage:
             slots.append((const, tensor._out.spec) if const is not None else tensor._key)
         return Block(tuple(a._out.spec for a in self.arguments), tuple(self._step.chain()), tuple(slots))
 
-    # What the hooks call.
+    # Handler protocol, called by the hooks.
 
     def expected(self, op: str, args: tuple[Any, ...]) -> Any:
-        """Nothing is known beforehand."""
+        """Returns None: the next operation is not known."""
         return None
 
     def library(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Makes a library call as it is."""
+        """Runs a library call; its operations are staged one by one."""
         return function(*args, **kwargs)
 
-    def aside(self, inputs: Any, run: Any) -> Any:
+    def aside(self, inputs: Any, run: Callable[[], Any]) -> Any:
         """Refuses an operation that is placed on a device."""
         raise Refused("an operation is placed on a device")
+
+    def fault(self, error: BaseException) -> bool:
+        """Returns False: any error ends the staging."""
+        return False
 
     def execute(self, device: Any, op: Any, inputs: Any, attrs: Any, outputs: int, cancel: Any) -> Any:
         """Refuses what is issued by name: functions, and operations with unusual arguments."""
         raise Refused(f"{op.decode() if isinstance(op, bytes) else op} is issued by name")
 
     def constant(self, value: Any, dtype: Any) -> Any:
-        """Answers with a tensor of a small Python value."""
+        """Returns a tensor of a small Python value."""
         out, _ = constant_output(value, dtype) if small(value) else (None, None)
         if out is None:
             raise Refused("a large constant is made")
         return new_lazy(out, -1, self)
 
     def index(self, index: tuple[tuple[int, ...], ...]) -> list[Any]:
-        """Answers with tensors of what an index consists of."""
+        """Returns tensors of the bounds and strides of an index."""
         return [self.constant(list(part), None) for part in index]
 
     def force(self, lazy: LazyTensor) -> None:
-        """Refuses to give a tensor its value."""
+        """Refuses to compute a value."""
         raise Refused("a value is read")
 
     def decide(self, lazy: LazyTensor, frame: Any) -> bool:
-        """Refuses to give a tensor's truth."""
+        """Refuses to decide a tensor's truth value."""
         raise Refused("a library asks for the truth of a tensor")
 
     def fast(self, op: str, name: Any, args: tuple[Any, ...]) -> Any:
-        """Writes an operation down, and answers it."""
+        """Stages an operation and returns its outputs. Variable reads become captures."""
         signature = signature_of(op)
         if signature is None:
             raise Refused(f"{op} is no operation")
@@ -181,7 +185,7 @@ class Stage:
         return self._add(Step(self._step, op, node, variant, tuple(slots), consts, lists, ()))
 
     def structure(self, op: str, part: Any, inputs: list[Any], specs: list[Spec]) -> list[LazyTensor]:
-        """Writes down a loop, a branch or a call of a function that calls itself, and returns its results."""
+        """Stages a loop, a branch or a recursive call, and returns its results."""
         assert op in STRUCTURES
         node = Node(self._count, op, "execute", ("structure", part), Location(call_stack()[0], 0))
         given = [self.own(v) for v in inputs]
@@ -193,7 +197,7 @@ class Stage:
         return list(self._add(Step(self._step, op, node, variant, slots, consts, {}, ())))
 
     def packed(self, values: list[Any]) -> LazyTensor:
-        """Writes down that tensors are put into one, of which nobody knows what it is; returns that."""
+        """Stages packing `values` into one opaque variant, and returns it."""
         given = [self.own(v) for v in values]
         consts = {i: v._out.const for i, v in enumerate(given) if v._out.const is not None}
         slots = tuple(CONST if i in consts else v._key for i, v in enumerate(given))
@@ -205,7 +209,7 @@ class Stage:
         return made
 
     def unpacked(self, tensor: LazyTensor, specs: list[Spec]) -> list[LazyTensor]:
-        """Writes down that what was put into one is taken out again; returns that."""
+        """Stages unpacking such a variant into tensors of `specs`, and returns those."""
         attrs = ("metadata", b"", "Tcomponents", [spec.dtype for spec in specs])
         node = Node(self._count, UNPACK, "fast", attrs, Location(call_stack()[0], 0))
         outputs = tuple(Output(spec, None, node) for spec in specs)
@@ -214,11 +218,11 @@ class Stage:
 
     @property
     def last(self) -> Step:
-        """What was written down last."""
+        """The step staged last."""
         return self._step
 
     def forget(self, last: Step) -> None:
-        """Drops what was written down behind this; nobody may hold tensors of that."""
+        """Drops the steps staged after `last`; no tensor of theirs may still be in use."""
         self._step = last
 
     def _add(self, step: Step) -> Any:

@@ -1,6 +1,6 @@
-"""Syntax: the loop, branch or expression of running code that an instruction decides.
+"""Syntax: the loop, branch or other statement that an instruction decides.
 
-Relies on `co_positions` (Python 3.11), which says what expression an instruction belongs to.
+Relies on `co_positions` (Python 3.11) for the expression that an instruction belongs to.
 """
 
 from __future__ import annotations
@@ -13,29 +13,26 @@ from typing import Any, NamedTuple
 
 from tracer.source import function_of
 
-# Statements in whose midst an expression may ask: what it decides about is all of the statement.
+# Statements inside which an expression may ask for a truth value; what is decided is the statement as a whole.
 Simple = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Return
 
 
 class Decision(NamedTuple):
-    """A place where Python asks for a truth: the statement that it decides about, and what was asked.
+    """A place where Python asks for a truth value: the statement it decides, and how.
 
-    Where an `if` in the body leaves the loop, that is the loop as seen from there: its turns begin and end at the `if`.
+    For an `if` that leaves the enclosing loop, the statement is that loop, rotated to start at the `if`.
     """
 
     statement: ast.While | ast.For | ast.If | ast.Assert | Simple
-    negated: bool  # whether what is asked decides by its opposite (`while not x`)
-    rest: tuple[ast.stmt, ...] | None = None  # of a branch: what the function does behind it; None where loops go on
-    next: ast.stmt | None = None  # of a branch: the statement that it goes on with, if there is just one
-    leaves: ast.If | None = None  # of a loop over a range: what asks, and does nothing but leave it
-    unread: frozenset[str] = frozenset()  # of a branch: names that it assigns to and nobody looks at behind it
-
-    mixed: bool = False  # of a branch: whether no one answer decides it, whatever part of its test asks
-    answer: bool = False  # of a statement: the answer to all that it asks by which Python does least
+    negated: bool  # whether the opposite of the truth decides (`while not x`)
+    rest: tuple[ast.stmt, ...] | None = None  # of a branch: what runs after it; None inside a loop, `try` or `with`
+    next: ast.stmt | None = None  # of a branch: the statement that follows, if there is only one
+    leaves: ast.If | None = None  # of a loop over a range: the `if` that asks, and only leaves the loop
+    unread: frozenset[str] = frozenset()  # of a branch: names it assigns that nothing else reads
 
     @property
     def asks_often(self) -> bool:
-        """Whether more than one truth may be asked for before it is decided."""
+        """Whether several truth values may be asked for before the decision is made."""
         test = getattr(self.statement, "test", None)
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             test = test.operand
@@ -43,29 +40,29 @@ class Decision(NamedTuple):
 
     @property
     def compares_on(self) -> bool:
-        """Whether the test has a chain of comparisons: what the next one compares is on Python's stack already."""
+        """Whether the test has a chained comparison, whose next operand is on Python's stack already."""
         test = getattr(self.statement, "test", None)
         return test is not None and any(isinstance(n, ast.Compare) and len(n.ops) > 1 for n in ast.walk(test))
 
 
 def decision_at(code: CodeType, offset: int, namespace: dict[str, Any]) -> Decision | None:
-    """Returns what the instruction at byte `offset` decides: whether a loop goes on, which way an `if` takes, what an
-    expression gives, whether an assertion holds.
+    """Returns what the instruction at byte `offset` decides: whether a loop goes on, which way an `if` takes, the value
+    of an expression, or whether an assertion holds.
 
-    The test of a loop is an expression, or a chain of some by one of `and` and `or`; or the same of negations. Then
-    whatever part of it asks, the loop goes on or not as the answer says. (Which part it is, the instruction does not
-    tell reliably.)
+    The test of a loop must be a plain expression, several joined by one of `and` and `or`, or negations of such.
+    Whichever operand asks, its answer then decides whether the loop goes on. (The instruction does not reliably tell
+    which one it is.)
     """
     positions = getattr(code, "co_positions", None)
     name = dis.opname[code.co_code[offset]]
-    if positions is None or not ("JUMP" in name or name == "TO_BOOL"):  # a call may ask, too, `any` for example
+    if positions is None or not ("JUMP" in name or name == "TO_BOOL"):  # a call may ask as well, for example `any`
         return None
     if code.co_name in _COMPREHENSIONS:
         return Decision(_given(code), False)
     function = function_of(code, namespace)
     if isinstance(function, ast.Lambda):
         whole = _returned(function)
-        return None if is_plain(whole) else Decision(whole, False, answer=_shortest(whole))
+        return None if is_plain(whole) else Decision(whole, False)
     if not isinstance(function, ast.FunctionDef):
         return None
     line, end_line, column, end_column = list(positions())[offset // 2]
@@ -74,12 +71,12 @@ def decision_at(code: CodeType, offset: int, namespace: dict[str, Any]) -> Decis
         if isinstance(statement, ast.If):
             negated = _asked(statement, place)
             if negated is None and _is_within(place, statement.test, statement):
-                negated = False  # its parts ask for more than one thing, in some order
+                negated = False  # its operands ask several times, in some order
             if negated is not None:
                 return _branch(function, statement, negated)
         if isinstance(statement, Simple) and _is_within(place, statement):
             decides = not is_plain(statement) and _is_alone(function, statement)
-            return Decision(statement, False, answer=_shortest(statement)) if decides else None
+            return Decision(statement, False) if decides else None
         if isinstance(statement, ast.Assert) and _is_within(place, statement):
             return Decision(statement, False) if is_chain(statement.test) else None
         if isinstance(statement, ast.For):
@@ -103,7 +100,7 @@ def decision_at(code: CodeType, offset: int, namespace: dict[str, Any]) -> Decis
 
 
 def call_at(code: CodeType, offset: int, namespace: dict[str, Any]) -> Decision | None:
-    """Returns the assignment or `return` in whose midst the instruction at byte `offset` calls something."""
+    """Returns the assignment or `return` inside which the instruction at byte `offset` makes a call."""
     positions = getattr(code, "co_positions", None)
     function = None if positions is None else function_of(code, namespace)
     if isinstance(function, ast.Lambda):
@@ -119,38 +116,38 @@ def call_at(code: CodeType, offset: int, namespace: dict[str, Any]) -> Decision 
     return None
 
 
-# Code of its own, and no function's: what asks there decides about the statement in whose midst it is.
+# Code objects that are not functions: a truth value asked for there decides the statement around the comprehension.
 _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
 
 
 @functools.lru_cache(maxsize=1024)
 def comprehensions_of(code: CodeType) -> frozenset[CodeType]:
-    """Returns the code of the comprehensions of a function, as far as they have code of their own."""
+    """Returns the code objects of a function's comprehensions, recursively, as far as they have their own."""
     inner = [c for c in code.co_consts if isinstance(c, CodeType) and c.co_name in _COMPREHENSIONS]
     return frozenset(inner).union(*map(comprehensions_of, inner))
 
 
 @functools.lru_cache(maxsize=1024)
 def shared_names(code: CodeType) -> frozenset[str]:
-    """Returns the names that a function shares with others: more than comprehensions, which run where they stand."""
+    """Returns the names that a function shares with others, not counting comprehensions, which run in place."""
     inner = [c for part in (code, *comprehensions_of(code)) for c in part.co_consts if isinstance(c, CodeType)]
     return frozenset(code.co_freevars).union(*(c.co_freevars for c in inner if c.co_name not in _COMPREHENSIONS))
 
 
 @functools.lru_cache(maxsize=1024)
 def _returned(function: ast.Lambda) -> ast.Return:
-    """Returns the statement that a lambda is short for."""
+    """Returns the `return` statement that a lambda is short for."""
     return ast.copy_location(ast.Return(function.body), function.body)
 
 
 @functools.lru_cache(maxsize=1024)
 def _given(code: CodeType) -> ast.Return:
-    """Returns the statement that stands for a comprehension, of which nothing is known but that it gives a value."""
+    """Returns a `return` that stands for a comprehension, of which is known only that it produces a value."""
     return ast.Return(None, lineno=code.co_firstlineno, end_lineno=code.co_firstlineno, col_offset=0, end_col_offset=0)
 
 
 def _branch(function: ast.FunctionDef, branch: ast.If, negated: bool) -> Decision:
-    """Returns what is known of an `if`: what comes behind it, and whether that is the end of the function."""
+    """Returns the decision of an `if`: what follows it, and whether that is the end of the function."""
     blocks = _blocks_to(function, branch)
     rest: list[ast.stmt] | None = [] if blocks else None
     following: ast.stmt | None = None
@@ -171,13 +168,13 @@ def _branch(function: ast.FunctionDef, branch: ast.If, negated: bool) -> Decisio
         read = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and id(n) not in inside}
         unread = frozenset(assigned_names([branch]) - read)
     behind = None if rest is None else tuple(rest)
-    return Decision(branch, negated, behind, following, unread=unread, mixed=is_mixed(branch.test))
+    return Decision(branch, negated, behind, following, unread=unread)
 
 
 def _blocks_to(parent: Any, statement: ast.stmt) -> list[tuple[Any, list[ast.stmt]]]:
-    """Returns the statements that a statement is inside of, outermost first, each with what comes behind it there.
+    """Returns the statements around a statement, outermost first, each with what follows in its block.
 
-    Nothing for what is in the `else` of a loop.
+    Returns an empty list for a statement in the `else` of a loop.
     """
     loops = isinstance(parent, (ast.For, ast.AsyncFor, ast.While))
     for field in ("body",) if loops else ("body", "orelse", "finalbody", "handlers", "cases"):
@@ -194,10 +191,10 @@ def _blocks_to(parent: Any, statement: ast.stmt) -> list[tuple[Any, list[ast.stm
 
 @functools.lru_cache(maxsize=1024)
 def line_of(code: CodeType, statement: ast.stmt) -> int | None:
-    """Returns the line at which a statement's instructions begin; None if others begin there before.
+    """Returns the line at which a statement's instructions start; None if others start there earlier.
 
-    Of several places of a line, a frame goes on at the first one that it can: the same statement comes again behind
-    it, in copies that handle exceptions, say.
+    Setting `f_lineno` jumps to the first possible instruction of a line, and a statement may occur again later, for
+    example in copies that handle exceptions.
     """
     if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return None
@@ -213,7 +210,7 @@ def line_of(code: CodeType, statement: ast.stmt) -> int | None:
 
 
 def _asked(statement: ast.While | ast.If, place: tuple[int, int, int, int]) -> bool | None:
-    """Returns whether what is asked at a place decides a statement by its opposite; None if it does not decide it."""
+    """Returns whether the truth value asked for at a place decides a statement by its opposite, or None."""
     if not _is_within(place, statement.test, statement):
         return None
     test = statement.test
@@ -228,37 +225,20 @@ def _asked(statement: ast.While | ast.If, place: tuple[int, int, int, int]) -> b
 
 
 def is_plain(test: ast.AST) -> bool:
-    """Whether nothing in a test asks for a truth."""
+    """Whether evaluating a test asks for no truth value on the way."""
     return not any(asks(node) for node in ast.walk(test))
 
 
 def is_chain(test: ast.expr) -> bool:
-    """Whether a test holds just where all that it asks does, and asks nothing behind what does not."""
+    """Whether a test is true exactly if all truth values it asks for are, and stops asking at the first that is not."""
     if isinstance(test, ast.BoolOp):
         return isinstance(test.op, ast.And) and all(map(is_chain, test.values))
     parts = [test.left, *test.comparators] if isinstance(test, ast.Compare) else [test]
     return all(map(is_plain, parts))
 
 
-def is_mixed(test: ast.expr) -> bool:
-    """Whether what any part of a test asks says nothing of the whole, neither by yes nor by no."""
-    parts = test.values if isinstance(test, ast.BoolOp) else [test]
-    negations = [p.operand for p in parts if isinstance(p, ast.UnaryOp) and isinstance(p.op, ast.Not)]
-    return not is_chain(test) and not all(map(is_plain, negations if len(negations) == len(parts) else parts))
-
-
-def _shortest(statement: ast.stmt) -> bool:
-    """Returns the answer to all that a statement asks by which Python does least."""
-    asking = [n for n in ast.walk(statement) if isinstance(n, (ast.BoolOp, ast.IfExp, ast.Compare)) and asks(n)]
-    if len(asking) != 1 or isinstance(asking[0], ast.Compare):
-        return False
-    if isinstance(asking[0], ast.BoolOp):
-        return isinstance(asking[0].op, ast.Or)
-    return len(list(ast.walk(asking[0].body))) < len(list(ast.walk(asking[0].orelse)))
-
-
 def _is_within(place: tuple[int, int, int, int], node: ast.AST, also: ast.AST | None = None) -> bool:
-    """Whether an instruction's place is inside of a node's, or just that of another."""
+    """Whether an instruction's position is inside that of a node, or equal to that of `also`."""
     line, column, end_line, end_column = place
     first, last = _extent(node)[:2], _extent(node)[2:]
     return (also is not None and place == _extent(also)) or (
@@ -267,7 +247,7 @@ def _is_within(place: tuple[int, int, int, int], node: ast.AST, also: ast.AST | 
 
 
 def _is_alone(function: ast.FunctionDef, statement: ast.stmt) -> bool:
-    """Whether no other statement of a function begins or ends on the lines of this one."""
+    """Whether no other statement of a function starts or ends on the lines of this one."""
     first, last = statement.lineno, statement.end_lineno or 0
     return all(
         other is statement
@@ -279,7 +259,7 @@ def _is_alone(function: ast.FunctionDef, statement: ast.stmt) -> bool:
 
 
 def asks(node: ast.AST) -> bool:
-    """Whether Python asks for a truth in the midst of an expression, or leaves a value aside while it does."""
+    """Whether evaluating an expression asks for a truth value on the way, or keeps a value on the stack meanwhile."""
     if isinstance(node, ast.Compare):
         return len(node.ops) > 1
     return isinstance(node, (ast.BoolOp, ast.IfExp, ast.NamedExpr, ast.ListComp, ast.SetComp, ast.DictComp,
@@ -287,7 +267,7 @@ def asks(node: ast.AST) -> bool:
 
 
 def _seen_from(loop: ast.While, number: int, negated: bool) -> Decision | None:
-    """Returns the loop whose turns begin at a statement of the body, an `if` one way of which leaves it."""
+    """Returns the loop rotated to start at statement `number` of its body, an `if` of which one way leaves the loop."""
     statement = loop.body[number]
     assert isinstance(statement, ast.If)
     leaves = [_leaves(statement.body), _leaves(statement.orelse)]
@@ -302,12 +282,12 @@ def _seen_from(loop: ast.While, number: int, negated: bool) -> Decision | None:
 
 
 def _is_left(loop: ast.For, branch: ast.If) -> bool:
-    """Whether an `if` in the body of a loop over a range does nothing but leave it, and nothing else ends a turn."""
+    """Whether an `if` in a loop over a range only leaves the loop, and nothing else ends an iteration."""
     numbers, body = loop.iter, loop.body
     if not isinstance(numbers, ast.Call) or not isinstance(numbers.func, ast.Name) or numbers.func.id != "range":
         return False
     if isinstance(branch.test, (ast.BoolOp, ast.Compare)) and is_chain(branch.test) and asks(branch.test):
-        return False  # behind one part the next would be asked
+        return False  # after one operand the next would be asked
     if not isinstance(loop.target, ast.Name) or numbers.keywords or branch.orelse:
         return False
     if len(branch.body) != 1 or not isinstance(branch.body[0], ast.Break) or not 1 <= len(numbers.args) <= 3:
@@ -323,7 +303,7 @@ def _is_left(loop: ast.For, branch: ast.If) -> bool:
 
 
 def _is_whole(node: ast.expr) -> bool:
-    """Whether this is a whole number, written out."""
+    """Whether this is an integer literal."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         node = node.operand
     return isinstance(node, ast.Constant) and type(node.value) is int
@@ -338,7 +318,7 @@ def _extent(node: Any) -> tuple[int, int, int, int]:
 
 
 def _own_statements(body: list[ast.stmt]) -> list[ast.stmt]:
-    """Returns all statements of a body but those of functions and classes defined there."""
+    """Returns all statements in a body, except those of functions and classes defined there."""
     found: list[ast.stmt] = []
     for statement in body:
         found.append(statement)
@@ -352,7 +332,7 @@ def _own_statements(body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def assigned_names(statements: list[Any]) -> set[str]:
-    """Returns the names that statements assign to, those of functions and comprehensions inside apart."""
+    """Returns the names that statements assign, except inside functions and comprehensions."""
     names: set[str] = set()
     ahead: list[Any] = list(statements)
     while ahead:
@@ -367,7 +347,7 @@ def assigned_names(statements: list[Any]) -> set[str]:
 
 
 def is_read(statements: list[ast.stmt], name: str) -> bool:
-    """Returns whether statements look at what a name holds."""
+    """Returns whether statements read a name."""
     return any(
         (isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load))
         or (isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and node.target.id == name)
@@ -377,7 +357,7 @@ def is_read(statements: list[ast.stmt], name: str) -> bool:
 
 
 def asks_identity(code: CodeType, namespace: dict[str, Any]) -> bool:
-    """Returns whether a function asks if two values are the same object, neither of which it names as a constant."""
+    """Returns whether a function compares the identity of two values, neither of which is a literal constant."""
     function = function_of(code, namespace)
     return function is not None and any(
         isinstance(op, (ast.Is, ast.IsNot)) and not any(isinstance(v, ast.Constant) for v in (left, right))

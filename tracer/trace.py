@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class Trace:
-    """The op calls of one call in order; `start` is the last node that was followed before, if any."""
+    """The op calls of one call in order; `start` is the last node followed before recording began, if any."""
 
     start: Node | None = None
     calls: list[OpCall] = field(default_factory=list)
-    finished: bool = False  # the call returned, rather than raised
+    finished: bool = False  # whether the call returned rather than raised

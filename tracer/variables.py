@@ -1,9 +1,9 @@
-"""Variables: read as operands, answered before TensorFlow's own Python prepares it.
+"""Variables: reads of variables used as operands, answered before TensorFlow's Python runs.
 
-A `tf.Variable` beside a tensor (`x @ kernel + bias`) is converted, colocated and read, in 15 us of Python, 10 of them
-around the operation. Where the thread's handler knows at once that reading it comes next, it takes 3.
+Using a `tf.Variable` beside a tensor (`x @ kernel + bias`) takes 15 us of Python to convert, colocate and read it, 10
+of them around the operation. If the thread's handler expects the read next, it takes 3.
 
-Relies on what `value` and `_read_variable_op` do: they tell tapes, note that they did, and issue `ReadVariableOp`.
+Relies on what `value` and `_read_variable_op` do: notify tapes, set `_variable_read`, and issue `ReadVariableOp`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from typing import Any
 
 import tensorflow as tf
 
+from tracer import hooks
+from tracer.faults import absorbs, passes
+from tracer.handler import Handler
 from tracer.intercept import answering_handler
 from tracer.private import ResourceVariable, pywrap_tfe, variable_accessed
 
-_OTHERS = (tf.variant, tf.resource)  # whose values say more than a dtype and a shape
+_OTHERS = (tf.variant, tf.resource)  # dtypes whose spec needs more than dtype and shape
 
 
 def is_variable(value: Any) -> bool:
-    """Returns whether this is a variable as `tf.Variable(...)` makes it: none of a strategy's, none read elsewhere."""
+    """Returns whether this is a plain `tf.Variable`: not a strategy's, and without a caching device."""
     return (
         type(value) is ResourceVariable
         and value._cached_value is None
@@ -29,30 +32,30 @@ def is_variable(value: Any) -> bool:
     )
 
 
-def value_of(variable: Any, handler: Any) -> Any:
-    """Returns the value of a variable, for which `is_variable` holds, if reading it comes next; else None."""
+def value_of(variable: Any, handler: Handler) -> Any:
+    """Returns the value of a variable that satisfies `is_variable` if the handler expects its read next; else None."""
     _tell(variable, handler)
     variable._variable_read = True
     return handler.expected("ReadVariableOp", (variable._handle, "dtype", variable._dtype))
 
 
-def rows_of(variable: Any, indices: Any, handler: Any) -> Any:
-    """Returns rows of such a variable by a tensor of their numbers, if that comes next; else None."""
+def rows_of(variable: Any, indices: Any, handler: Handler) -> Any:
+    """Returns the rows of such a variable at `indices` if the handler expects that gather next; else None."""
     _tell(variable, handler)
     attrs = "batch_dims", 0, "validate_indices", True, "dtype", variable._dtype
     return handler.expected("ResourceGather", (variable._handle, indices, *attrs))
 
 
-def _tell(variable: Any, handler: Any) -> None:
+def _tell(variable: Any, handler: Handler) -> None:
     if not handler.open:
-        variable_accessed(variable)  # of several replicas', a tape hears of what holds them all: 3 us
+        variable_accessed(variable)  # on replicas, tapes are notified of the container: 3 us
     elif variable._trainable:
         pywrap_tfe.TFE_Py_TapeVariableAccessed(variable)
         pywrap_tfe.TFE_Py_VariableWatcherVariableAccessed(variable)
 
 
-def product(handler: Any, a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> Any:
-    """Answers with the product of two tensors, as matrices or stacks of such, if it comes next; else returns None."""
+def product(handler: Handler, a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> Any:
+    """Returns the product of two tensors, as matrices or batches of them, if the handler expects it next; else None."""
     attrs: tuple[Any, ...]
     if len(a._shape_tuple()) == len(b._shape_tuple()) == 2:
         attrs = "transpose_a", transpose_a, "transpose_b", transpose_b, "grad_a", False, "grad_b", False
@@ -62,22 +65,31 @@ def product(handler: Any, a: Any, b: Any, transpose_a: bool, transpose_b: bool) 
 
 
 def _answered(read: Any) -> Any:
+    @passes
     @functools.wraps(read)
     def reading(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not args and not kwargs and is_variable(self):
-            handler = answering_handler()
-            if handler is not None:
-                value = value_of(self, handler)
-                if value is not None:
-                    return value
+        handler = None
+        try:
+            if not args and not kwargs and is_variable(self):
+                handler = answering_handler()
+                if handler is not None:
+                    value = value_of(self, handler)
+                    if value is not None:
+                        return value
+        except Exception as error:
+            if not (absorbs(error) if handler is None else handler.fault(error)):
+                raise
         return read(self, *args, **kwargs)
 
     return reading
 
 
-def _install() -> None:
-    for name in ("value", "_read_variable_op"):
-        setattr(ResourceVariable, name, _answered(getattr(ResourceVariable, name)))
-
-
-_install()
+_hooks = hooks.HookSet(
+    __name__,
+    "`ResourceVariable.value`, `_read_variable_op`",
+    "a handler that knows the read answers it before TensorFlow prepares it",
+    hooks.PROCESS,
+)
+for _name in ("value", "_read_variable_op"):
+    _hooks.add(ResourceVariable, _name, _answered(getattr(ResourceVariable, _name)))
+_hooks.hold()

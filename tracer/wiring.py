@@ -1,4 +1,4 @@
-"""Wiring: where each input of an operation comes from, found anew where no known step fits."""
+"""Wiring: the sources of an operation's inputs within the current segment, computed where no known step matches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from tracer.block import STRUCTURES
 from tracer.graph import CONST, LIST, Node, Step
 from tracer.inputs import Unsupported, part_of, python_spec, small
-from tracer.intercept import make_constant
+from tracer.intercept import as_constant, make_constant
 from tracer.lazy import LazyTensor
 from tracer.op import Const, Signature
 from tracer.private import EagerTensor
@@ -15,7 +15,7 @@ from tracer.spec import INTEGERS, RESOURCE, Spec, spec_of
 
 
 class Wiring:
-    """Where each input of an operation comes from, in terms of the running segment."""
+    """The slots, constants and feeds of one operation. `build` fills it in; `commit` adds its feeds to the segment."""
 
     def __init__(self, cursor: Any, node: Node, op: str, signature: Signature, args: tuple[Any, ...]) -> None:
         self.cursor = cursor
@@ -25,14 +25,14 @@ class Wiring:
         self.args = args
         self.slots: list[int] = []
         self.consts: dict[int, Const] = {}
-        self.outside: dict[Any, Spec] = {}  # constants that Python handed in, by input, or by input and item
+        self.outside: dict[Any, Spec] = {}  # constants from outside the call, by input or (input, item)
         self.lists: dict[int, tuple[tuple[int, ...], dict[int, Const]]] = {}
         self.specs: list[Spec] = []
-        self.externals = list(cursor.externals)
-        self.made: list[Any] = []  # feeds made of constants
+        self.new: dict[int, tuple[int, Any]] = {}  # feeds it adds, by tensor id: number and tensor
+        self.made: list[Any] = []  # those of them made from constants
 
     def build(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Fills in the wiring, single inputs before lists as the cursor compares them; returns the variant's key."""
+        """Computes the wiring, single inputs before lists, as the cursor matches them; returns the variant key."""
         parts: list[Any] = []
         for i, value in enumerate(inputs):
             if self._is_list(i):
@@ -53,23 +53,23 @@ class Wiring:
         return tuple(parts)
 
     def numbers(self, parts: tuple[Any, ...]) -> dict[Any, Const]:
-        """Returns the constants whose values do not matter for the outputs' shapes, by input, or by input and item."""
+        """Returns the constants whose values no output shape depends on, by input or (input, item)."""
         found: dict[Any, Const] = {i: c for i, c in self.consts.items() if not isinstance(parts[i], Const)}
         for i, (_, consts) in self.lists.items():
             found.update({(i, j): c for j, c in consts.items() if not isinstance(parts[i][j], Const)})
         return found
 
     def keep_shaping(self, here: Step) -> bool:
-        """Has numbers of Python's that a shape here depends on be constants again, from the next call on.
+        """Turns fed Python numbers that a shape here depends on back into constants from the next call on.
 
-        A number that changes is fed where the shapes of what its operation gives do not depend on it. What that gives
-        may be the shape of something else, further on. Returns whether there are such numbers behind this wiring.
+        A number that changes is fed if the output shapes of its own operation do not depend on it, but that output may
+        become the shape of a later operation. Returns whether any were found upstream of this wiring.
         """
         found = False
         slots = [*self.slots, *(slot for listed, _ in self.lists.values() for slot in listed)]
         ahead = {slot for slot in slots if slot >= 0}
         step: Step | None = here
-        while step is not None and step.parent is not None and ahead:  # those behind come first
+        while step is not None and step.parent is not None and ahead:  # latest steps first
             mine = {slot for slot in ahead if slot >= step.first}
             ahead -= mine
             node = step.node
@@ -86,8 +86,8 @@ class Wiring:
         return found
 
     def commit(self) -> None:
-        """Makes the feeds that this wiring adds those of the running segment."""
-        new = self.externals[len(self.cursor.externals) :]
+        """Adds the new feeds to the cursor's segment."""
+        new = [tensor for _, tensor in self.new.values()]
         self.cursor.externals.extend(new)
         self.cursor.handles.update(id(t) for t in new if t._datatype_enum() == RESOURCE)
         self.cursor.numbers.update(map(id, self.made))
@@ -121,21 +121,17 @@ class Wiring:
         spec = python_spec(self.signature, i, self.args, value)
         self.outside[path] = spec
         if small(value) and not fed:
-            tensor = make_constant(value, spec.dtype)  # raises where TensorFlow would not take it for one
-            if value.__class__ is float and value == 0.0 and spec.dtype.is_floating:
-                # TensorFlow keeps the tensors of Python numbers, and takes -0.0 and 0.0 for the same number.
-                const = Const(float(tensor), value)
-            else:
-                const = Const(value)
+            const = as_constant(value, spec)
             return CONST, part_of(const, spec, self.op), const
         return self._external(make_constant(value, spec.dtype), spec, True), spec, None
 
     def _external(self, real: Any, spec: Spec, made: bool = False) -> int:
-        for k, known in enumerate(self.externals):
-            if known is real:
-                return -1 - k
-        self.externals.append(real)
-        if made:
-            self.made.append(real)
-        self.specs.append(spec)
-        return -len(self.externals)
+        place: int | None = self.cursor.place(real)
+        if place is not None:
+            return -1 - place
+        if id(real) not in self.new:
+            self.new[id(real)] = len(self.cursor.externals) + len(self.new), real
+            if made:
+                self.made.append(real)
+            self.specs.append(spec)
+        return -1 - self.new[id(real)][0]

@@ -1,8 +1,8 @@
-"""Executable: a plan emitted, compiled and registered with TensorFlow's runtime under a name.
+"""Executable: a plan, emitted and registered by name with TensorFlow's runtime.
 
-Launched by that name, or in a `wrappers` call of it: `TFE_Py_Execute` takes 10-25 us, `tf.function`'s call path 170-280
-us (TensorFlow 2.21, CPU).
-Relies on `Context.add_function_def`, `remove_function` (which count) and `function_call_options`.
+It is launched by that name, or by an `inline_call` of it: `TFE_Py_Execute` takes 10-25 us, `tf.function`'s call path
+170-280 us (TensorFlow 2.21, CPU).
+Relies on `Context.add_function_def`, `remove_function` (which count references) and `function_call_options`.
 """
 
 from __future__ import annotations
@@ -14,32 +14,30 @@ from typing import Any
 
 import tensorflow as tf
 
-from coexec.compile import machine_code, wrappers
-from coexec.compile.environment import digest
-from coexec.lowering.body import Body
-from coexec.lowering.control_flow import Structures
+from coexec.base.tuning import tuning
+from coexec.compile import inline_call, xla_code_cache
+from coexec.compile.platform_key import digest
 from coexec.lowering.emit import Emitter
-from coexec.lowering.fold import fold
-from coexec.lowering.outline import outline
+from coexec.lowering.function_body import Body
+from coexec.lowering.functional_ops import Structures
+from coexec.lowering.partition import outline
 from coexec.lowering.plan import Plan
-from coexec.lowering.randomness import words_of
+from coexec.lowering.reroll.reroll import fold
+from coexec.lowering.xla.philox import words_of
+from tracer import hooks
 from tracer.block import Block
 from tracer.intercept import execute, make_constant
 from tracer.private import config_pb2, context, function_pb2
 from tracer.seeds import Pair
 from tracer.spec import RESOURCE, Spec
 
-# XLA's minimum and maximum on CPU drop NaNs unless told otherwise, and it is told once, before it first compiles.
+# By default XLA's minimum and maximum on CPU drop NaNs. The flag is read once, before the first compilation.
 if "xla_cpu_enable_fast_min_max" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_enable_fast_min_max=false".strip()
+hooks.Hooks(__name__, "`XLA_FLAGS`", "XLA's minimum and maximum would drop NaNs on the CPU", hooks.LASTING)
 
 _NAME = "coexec_segment_{}"
 _UNNAMED = _NAME.format("0" * 32)
-
-# A run of small kernels is faster on the calling thread, up to this mean size of what they give, in bytes: of the
-# steps of `make bench`, launched in turns on two cores, an MLP's (2 KiB) took 0.86 of the time, a DQN's (2) 0.81,
-# an LSTM's (9) 0.87, and a GPT's (109) 1.16.
-FINE_GRAIN = 1 << 14
 
 
 class Executable:
@@ -50,12 +48,12 @@ class Executable:
         self.outputs = plan.outputs
         self.given = frozenset(plan.outputs)
         self.feeds = plan.feeds
-        self._words = () if plan.words is None else (plan.words,)  # what is fed besides, for seeds
+        self._words = () if plan.words is None else (plan.words,)  # the additional feed for seeds
         emitter = Emitter(plan, checks=backend == "xla", name=_UNNAMED, varying=varying)
         body = emitter.build()
-        self.varying = list(body.varying)  # the constants that it takes as arguments, by number and dtype
+        self.varying = list(body.varying)  # its lifted constants, by argument number and dtype
         self.ops = plan.live
-        self.folded = 0  # operations that loops save, of those and others that go with them
+        self.folded = 0  # operations saved by rerolling
         if backend == "xla":
             there, left = fold(body, emitter.functions, emitter.outside)
             if left < there:
@@ -74,39 +72,42 @@ class Executable:
         functions = _named([*inner, definition], (*plan.feeds, *self._words))
         names = [function.signature.name for function in functions]
         self.name = names[-1]
-        # What XLA compiles, where that is not the whole: functions that call it, what they take, how much they give.
+        # If XLA compiles only parts: for each a function that calls it, the specs of its arguments, its result count.
         alone = [part.alone.signature.name.replace(_UNNAMED, self.name) for part in parts]
         self.parts = [(name, p.arguments, p.results) for name, p in zip(alone, parts, strict=True)]
         ctx = context.context()
         for function in functions:
             ctx.add_function_def(function)
         self._context = ctx
-        machine_code.tidy_up()  # of functions that are not ours, too
-        wrappers.tidy_up(ctx)
-        small = plan.grain <= FINE_GRAIN and not plan.heavy
+        xla_code_cache.tidy_up()  # also removes code of functions that are not ours
+        inline_call.tidy_up(ctx)
+        small = plan.grain <= tuning.fine_grain and not plan.heavy
         executor = "SINGLE_THREADED_EXECUTOR" if small else ""
-        # XLA needs none of these, and each takes a launch's time.
+        # XLA needs none of these attributes, and each adds to the time of a launch.
         self._attrs: Any = () if whole else ("executor_type", executor, "config_proto", _config(ctx))
         self._op = self.name
         wrapped = None
         if small and backend == "graph" and not ctx.num_gpus() and (self.count or emitter.written):
             signature = functions[-1].signature
-            self._op, self._attrs = wrappers.OP, wrappers.attributes(signature, _config(ctx))
+            self._op, self._attrs = inline_call.OP, inline_call.attributes(signature, _config(ctx))
             wrapped = len(signature.input_arg), len(signature.output_arg), self.ops
-            wrappers.hold(*wrapped)
+            inline_call.hold(*wrapped)
         self._direct = wrapped is not None
         self.launches = 0
-        self.trusted = False  # whether it was compared with its operations
+        self.trusted = False  # whether it was validated against its operations
+        self.took = 0.0  # seconds of the last launch that Python waited for
+        self.audited_in = 0.0  # seconds that the last audit took
+        self.audit_at = 0  # number of launches after which it may be audited again
         self.size = plan.size
-        self.loaded = False  # whether XLA's code for it was left by an earlier process
+        self.loaded = False  # whether XLA's code for it came from an earlier process
         self._finalizer = weakref.finalize(self, _remove, ctx, names, wrapped)
         self._finalizer.atexit = False
 
     def launch(self, feeds: list[Any], seeds: list[Pair], into: list[Any] | None = None) -> list[Any] | None:
-        """Runs the segment and returns its outputs; None if a check failed, and then nothing was written.
+        """Runs the segment and returns its outputs; None if a predicate was false, in which case nothing was written.
 
-        What came of it is in `into` then, too, as `unpacked` takes it: no interrupt comes between the launch and that,
-        as it would before Python has the results.
+        The raw results are also appended to `into`, in the form that `unpacked` takes, in the same C call as the
+        launch: so an interrupt cannot lose the results of a launch that has run.
         """
         if seeds:
             feeds = [*feeds, make_constant(words_of(seeds), None)]
@@ -119,15 +120,15 @@ class Executable:
         return self.unpacked(held[0])
 
     def unpacked(self, results: list[Any]) -> list[Any] | None:
-        """Returns the outputs among what a launch gave; None if a check failed."""
+        """Returns the outputs among a launch's raw results; None if a predicate was false."""
         if not self.checked:
             return results
         return results[:-1] if results[-1] else None
 
     def prepare(self, device: str | None) -> None:
-        """Has TensorFlow compile it for a device, by a launch on zeros and on variables of its own.
+        """Makes TensorFlow compile it for a device, by launching it on zeros and on temporary variables.
 
-        The compiled code is kept by name and shapes: the program's first launch then takes as long as its second.
+        TensorFlow caches the code by name and shapes, so the program's first launch is as fast as its second.
         """
         variables = []
 
@@ -142,7 +143,7 @@ class Executable:
             if not self.parts:
                 self._first([made(spec) for spec in (*self.feeds, *self._words)], [])
                 return
-            with machine_code.kept(self.name) as code:  # each on its own: what is between them may fail on zeros
+            with xla_code_cache.kept(self.name) as code:  # each by itself: the operations between may fail on zeros
                 for name, arguments, count in self.parts:
                     ctx = self._context
                     execute(ctx._handle, ctx.device_name, name, [made(spec) for spec in arguments], (), count)
@@ -154,21 +155,21 @@ class Executable:
         if not self._direct:
             into.extend(itertools.starmap(execute, (given,)))
             return
-        thread = wrappers.enter()
+        thread = inline_call.enter()
         try:
             into.extend(itertools.starmap(execute, (given,)))
         finally:
-            wrappers.leave(thread)
+            inline_call.leave(thread)
 
     def _first(self, feeds: list[Any], into: list[Any]) -> None:
-        """Launches, for which XLA compiles; unless what it once made of equal code is still there."""
-        with machine_code.kept(self.name) as code:
+        """Launches for the first time: XLA compiles, or reuses code on disk for an equal function."""
+        with xla_code_cache.kept(self.name) as code:
             self._execute(feeds, into)
         self.loaded = code.loaded
 
 
 class Alone:
-    """A block as a graph function of its own: for a program that calls itself, which cannot be run piece by piece."""
+    """A block as a graph function of its own: for recursion, which cannot be run operation by operation."""
 
     def __init__(self, block: Block, specs: tuple[Spec, ...]) -> None:
         body = Body(_UNNAMED)
@@ -188,15 +189,15 @@ class Alone:
         weakref.finalize(self, _remove, ctx, names).atexit = False
 
     def run(self, given: list[Any]) -> list[Any]:
-        """Runs it on these tensors."""
+        """Runs it on these tensors; returns its results."""
         attrs = "executor_type", "", "config_proto", _config(self._context)
         return list(execute(self._context._handle, self._context.device_name, self._name, given, attrs, self._count))
 
 
 def _named(functions: list[Any], feeds: tuple[Spec, ...]) -> list[Any]:
-    """Returns the functions with names that follow from their content: equal ones are found again, on disk, too.
+    """Returns the functions under names derived from their content, so that equal ones are found again, also on disk.
 
-    TensorFlow counts how often a function of the same name and content is added and removed.
+    TensorFlow reference-counts functions of the same name and content.
     """
     plain = [function.SerializeToString(deterministic=True) for function in functions]
     name = _NAME.format(digest(b"\n".join([*plain, repr(feeds).encode()])))
@@ -204,15 +205,15 @@ def _named(functions: list[Any], feeds: tuple[Spec, ...]) -> list[Any]:
 
 
 def _config(ctx: Any) -> bytes:
-    """Returns the session config of a launch: without Grappler.
+    """Returns the serialized session config of a launch, with Grappler disabled.
 
-    It changes values (x + 0.0 is not x for -0.0), and took two thirds of the first launch's time (2078 operations:
-    1.2 s with it, 0.45 without) for nothing that could be measured later.
+    Grappler changes values (x + 0.0 is not x for -0.0), and took two thirds of the first launch's time (2078
+    operations: 1.2 s with it, 0.45 without) for no measurable gain in later launches.
     """
     config = config_pb2.ConfigProto()
     config.ParseFromString(ctx.function_call_options.config_proto_serialized)
     config.graph_options.rewrite_options.disable_meta_optimizer = True
-    return config.SerializeToString()
+    return bytes(config.SerializeToString())
 
 
 def _remove(ctx: Any, names: list[str], wrapped: tuple[int, int, int] | None = None) -> None:
@@ -220,4 +221,4 @@ def _remove(ctx: Any, names: list[str], wrapped: tuple[int, int, int] | None = N
         if ctx.has_function(name.encode()):
             ctx.remove_function(name)
     if wrapped is not None:
-        wrappers.drop(ctx, *wrapped)
+        inline_call.drop(ctx, *wrapped)

@@ -1,8 +1,8 @@
-"""Emit: a plan becomes the definition of a TensorFlow function. No choices are made here.
+"""Emitter: turns a plan into a TensorFlow function definition. It makes no policy decisions.
 
-State is made functional: a variable is read once, its later values are followed symbolically, and it is written at
-the end, after everything that could fail. So a launch does all of its writes or none, and a launch that failed can
-be carried out once more, operation by operation, to fail exactly where and as the eager program would.
+State is made functional: a variable is read once, its later values are tracked symbolically, and it is written at
+the end, after everything that can fail. So a launch does all of its writes or none, and a failed launch can be
+replayed operation by operation, to fail exactly where and how the eager program would.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from coexec.lowering.body import Body
-from coexec.lowering.checks import check
-from coexec.lowering.control_flow import Structures
-from coexec.lowering.failures import ASSERTION, can_fail, needs_check
+from coexec.lowering.function_body import Body
+from coexec.lowering.functional_ops import Structures
+from coexec.lowering.lifted_constants import varying
+from coexec.lowering.op_failures import ASSERTION, can_fail, needs_check
+from coexec.lowering.optimizer_ops import VARIABLES, updated
 from coexec.lowering.plan import Plan
-from coexec.lowering.randomness import as_drawn, seeded, skipped
-from coexec.lowering.rewrites import as_kernel, barrier
-from coexec.lowering.varying import varying
+from coexec.lowering.xla.checks import check
+from coexec.lowering.xla.philox import as_drawn, seeded, skipped
+from coexec.lowering.xla.rewrites import as_kernel, barrier, constant
 from tracer.block import CALL, STRUCTURES
 from tracer.graph import LIST, Step, spec_of_constant
 from tracer.inputs import natural_enum
@@ -37,9 +38,10 @@ SCATTERS = {
 
 
 class Emitter:
-    """Emits one plan; `checks` says whether failures must be foreseen (XLA) or will be raised (graph).
+    """Emits one plan.
 
-    `varying`: which constants are arguments, by step and input (or input and item), and of which number.
+    `checks`: whether failures must be predicted (XLA) because the backend will not raise them (a graph does).
+    `varying`: lifted constants: (step, path) to argument number, where path is the input, or the input and list item.
     """
 
     def __init__(self, plan: Plan, checks: bool, name: str, varying: dict[Any, int] | None = None) -> None:
@@ -47,7 +49,7 @@ class Emitter:
         self.varying = varying or {}
         self.checks = checks
         self.body = Body(name)
-        self.functions: list[Body] = []  # those that loops and branches are made of
+        self.functions: list[Body] = []  # bodies and conditions of loops and branches
         self.values: dict[int, Symbol] = {}
         self.feeds: list[Symbol] = []
         self.state: dict[int, Symbol] = {}
@@ -55,11 +57,11 @@ class Emitter:
         self.written: set[int] = set()
         self.predicates: list[Symbol] = []
         self.failing: list[Symbol] = []
-        self.asserting: list[str] = []  # nodes that fail, and give nothing
-        self.outside: set[str] = set()  # nodes that XLA does not take
+        self.asserting: list[str] = []  # nodes that may fail and have no outputs
+        self.outside: set[str] = set()  # nodes that XLA cannot compile
 
     def build(self) -> Body:
-        """Returns the function's body. With checks that can fail its last result is a bool: all went well."""
+        """Returns the function's body. If it has predicates, its last result is a bool: whether all of them hold."""
         body = self.body
         self.feeds = [body.argument(spec) for spec in self.plan.feeds]
         if self.plan.words is not None:
@@ -75,32 +77,33 @@ class Emitter:
             body.give(body.make("Identity", [value], value.spec.enum, value.spec.shape))
         good = None
         if self.predicates:
-            good = barrier(body, body.every(self.predicates))  # else XLA makes it anew for each write
+            good = barrier(body, body.every(self.predicates))  # without it XLA recomputes it for each write
             body.give(good)
         self._write(good)
         return body
 
     def _write(self, good: Symbol | None) -> None:
+        """Adds the variable writes, selected by `good` if there are predicates, after everything that may fail."""
         body = self.body
         final = {k: self.state[k] for k in sorted(self.written)}
         if good is not None:
             chosen = {k: body.select(good, value, self._kept(k)) for k, value in final.items()}
-            if not self.outside:  # else what stands in front of a part would wait for what is behind it
+            if not self.outside:  # otherwise nodes before a partition would depend on nodes after it
                 body.redirect([(final[k], value) for k, value in chosen.items()], good)
             final = chosen
-        # One node waits for all that may fail, and the writes for that one: not each write for each.
+        # All writes wait for one node, which waits for everything that may fail: n + m control edges instead of n * m.
         before = [*self.read.values(), *final.values(), *self.failing]
         all_went_well = body.run("NoOp", [], [*body.after(before), *self.asserting])
         for k, value in final.items():
             write = [self.feeds[k], value]
             body.finish(body.run("AssignVariableOp", write, [f"^{all_went_well}"], dtype=value.spec.enum))
         body.finish(all_went_well)
-        # A call that TensorFlow makes part of a function of its own goes by results and writes alone.
+        # When TensorFlow inlines a call, only its results and writes keep nodes alive.
         if (self.failing or self.asserting) and self.plan.outputs and not final and not self.checks:
             body.give_behind(all_went_well)
 
     def _emit_outside(self, step: Step) -> None:
-        """Emits what XLA does not take as its kernel would run."""
+        """Emits a step that XLA cannot compile, to run as its TensorFlow kernel."""
         nodes = self.body.definition.node_def
         first = len(nodes)
         self.checks = False
@@ -109,6 +112,7 @@ class Emitter:
         self.outside.update(node.name for node in nodes[first:])
 
     def _emit(self, step: Step) -> None:
+        """Adds one step's operation, and enters its outputs in `values`."""
         op, node = step.op or "", step.node
         assert node is not None
         inputs = [self._input(step, i, slot) for i, slot in enumerate(step.slots)]
@@ -137,6 +141,7 @@ class Emitter:
             self.values[step.first + n] = symbol
 
     def _structure(self, step: Step, inputs: list[Any]) -> list[Symbol]:
+        """Adds a staged loop, branch or recursion; returns its outputs, and adds its predicate to `predicates`."""
         assert step.variant is not None
         specs = step.variant.key
         writer = Structures(self.body.definition.signature.name, self.body, self.functions, self.checks)
@@ -149,6 +154,7 @@ class Emitter:
         return results
 
     def _assert(self, condition: Symbol) -> list[Symbol]:
+        """Adds an assertion: as a predicate under XLA, as a failing node in a graph."""
         if self.checks:
             self.predicates.append(condition)
         else:
@@ -160,6 +166,7 @@ class Emitter:
         return k < len(self.plan.feeds) and self.plan.feeds[k].enum == RESOURCE
 
     def _check(self, step: Step, op: str, inputs: list[Any]) -> None:
+        """Adds an operation's predicate; raises `NotImplementedError` if there is none."""
         attrs = dict(zip(step.attrs[::2], step.attrs[1::2], strict=True))
         predicate = check(self.body, op, inputs, attrs)
         if predicate is None:
@@ -175,11 +182,13 @@ class Emitter:
         return self._constant(step.consts[i], step, i) if i in step.consts else self._tensor(slot)
 
     def _constant(self, const: Const, step: Step, *path: int) -> Any:
-        """Returns a constant as a tensor of the dtype that it was recorded with; integers may stand for shapes."""
+        """Returns a constant as a tensor of its recorded dtype, or as the Python value where none was recorded."""
         spec, value = spec_of_constant(step, *path), const.value
         if self.varying and (number := self.varying.get((step, path))) is not None:
             value = varying(value, number)
-        return value if spec is None else self.body.constant(value, spec.enum)
+        if spec is None:
+            return value
+        return constant(self.body, value, spec.enum) if self.checks else self.body.constant(value, spec.enum)
 
     def _tensor(self, slot: int) -> Symbol:
         return self.values[slot] if slot >= 0 else self.feeds[-1 - slot]
@@ -187,7 +196,7 @@ class Emitter:
     # Variables.
 
     def _spec(self, k: int) -> Spec:
-        """Returns the dtype and shape of what is behind a resource."""
+        """Returns the dtype and shape of the variable behind resource feed `k`; raises if the shape is not static."""
         handle = self.plan.feeds[k].handle
         assert handle is not None
         enum, shape = handle[0]
@@ -202,10 +211,10 @@ class Emitter:
         return self.read[k]
 
     def _kept(self, k: int) -> Symbol:
-        """Returns what a variable keeps where a check fails.
+        """Returns the value that a variable keeps where a check fails.
 
-        One that was made just now holds nothing yet, of shape [0], to which a scalar would be broadcast. XLA refuses to
-        read it; TensorFlow's own runtime, which reads what parts take, does not.
+        A newly created variable is still uninitialised, with shape [0], to which a scalar would be broadcast. XLA
+        refuses to read it; TensorFlow's runtime, which does the reads in front of a partition, does not.
         """
         old, spec = self._old(k), self._spec(k)
         if not self.outside or spec.shape[-1:] not in ((), (1,)):
@@ -224,12 +233,29 @@ class Emitter:
         self.written.add(k)
 
     def _same_as(self, value: Symbol, op: str, inputs: list[Any]) -> Symbol:
-        """Adds an operation that gives what `value` has the dtype and shape of."""
+        """Adds an operation whose one output has the dtype and shape of `value`."""
         if self.checks:
             return as_kernel(self.body, op, inputs, (), [value.spec])[0]
         return self.body.add(op, inputs, (), [value.spec])[0]
 
+    def _optimize(self, step: Step, op: str, inputs: list[Any]) -> None:
+        """Emits the update of a variable and its slots."""
+        count = VARIABLES[op]
+        places = [-1 - slot for slot in step.slots[:count]]
+        variables = [self._current(k) for k in places]
+        enum = variables[0].spec.enum
+
+        def emit(op: str, symbols: list[Symbol]) -> Symbol:
+            return self._same_as(max(symbols, key=lambda symbol: len(symbol.spec.shape)), op, list(symbols))
+
+        given = [self.body.symbol(value, enum) for value in inputs[count:]]
+        attrs = dict(zip(step.attrs[::2], step.attrs[1::2], strict=True))
+        one = self.body.constant(1.0, enum)
+        for k, value in zip(places, updated(op, attrs, variables, given, one, emit), strict=True):
+            self._set(k, value)
+
     def _variable_op(self, step: Step, op: str, k: int, inputs: list[Any]) -> list[Symbol]:
+        """Emits an operation on the variable of feed `k`: reads or updates its tracked value; returns the outputs."""
         body = self.body
         if op == "ReadVariableOp":
             return [self._current(k)]
@@ -240,7 +266,17 @@ class Emitter:
             value = self._current(k)
             self._set(k, self._same_as(value, _ADD[op], [value, body.symbol(inputs[1], value.spec.enum)]))
             return []
+        if op in VARIABLES:
+            self._optimize(step, op, inputs)
+            return []
         value = self._current(k)
+        if op == "ResourceStridedSliceAssign":
+            assigned = [value, *inputs[1:4], body.symbol(inputs[4], value.spec.enum)]
+            sliced = body.add("TensorStridedSliceUpdate", assigned, step.attrs, [value.spec])[0]
+            if not self.checks and can_fail(step):
+                self.failing.append(sliced)
+            self._set(k, sliced)
+            return []
         if op == "RngReadAndSkip":
             self._set(k, skipped(body, value, *inputs[1:]))
             return [value]

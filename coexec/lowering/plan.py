@@ -1,4 +1,4 @@
-"""Plan: what crosses a segment's border, decided before anything is emitted. Pure data."""
+"""Plan: what a segment takes in and gives out, and which backend may have it, decided before emission. Pure data."""
 
 from __future__ import annotations
 
@@ -6,91 +6,91 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from coexec.lowering.failures import can_fail, differs, needs_check
-from coexec.lowering.randomness import WORDS
-from tracer.block import BRANCH, CALL, LOOP, STRUCTURES, Branch, Recursion, steps_of
+from coexec.base.tuning import tuning
+from coexec.lowering.op_failures import can_fail, differs, needs_check
+from coexec.lowering.xla.philox import WORDS
+from tracer.block import BRANCH, CALL, LOOP, STRUCTURES, Branch, RecursiveFunction, steps_of
 from tracer.graph import Step
 from tracer.op import freeze
 from tracer.private import types_pb2
+from tracer.rebuild import RESERVED
 from tracer.spec import RESOURCE, Spec, intern_spec
 
-# Operations whose kernels on CPU share out their work among TensorFlow's threads.
+# Operations whose CPU kernels use TensorFlow's intra-op thread pool.
 HEAVY = frozenset(
     {"Conv2D", "Conv2DBackpropFilter", "Conv2DBackpropInput", "Conv3D", "Conv3DBackpropFilterV2",
      "Conv3DBackpropInputV2", "DepthwiseConv2dNative", "DepthwiseConv2dNativeBackpropFilter",
      "DepthwiseConv2dNativeBackpropInput", "MaxPoolGrad"}
 )  # fmt: skip
 
-# Several of these are in a byte under XLA, and one in TensorFlow's tensors.
+# XLA packs several of these into a byte; TensorFlow's tensors hold one per byte.
 _PACKED = frozenset({types_pb2.DT_INT4, types_pb2.DT_UINT4, types_pb2.DT_INT2, types_pb2.DT_UINT2})
-
-# Ways of a branch with no more operations than this, on no more bytes, are both computed, and one is selected: that
-# takes less than to find out which is wanted.
-CHEAP = 8
-SMALL = 1 << 14
 
 _COSTLY = frozenset({"BatchMatMulV2", "BatchMatMulV3", "Cholesky", "Einsum", "MatMul", "Qr", "Sort", "Svd", "TopKV2"})
 
 
 def selects(branch: Branch) -> bool:
-    """Returns whether both ways of a branch are computed, and one is selected."""
+    """Returns whether a branch is lowered to a select: both sides are computed."""
     steps = [*branch.then.steps, *branch.other.steps]
     inner = [s for step in steps for s in (step, *steps_of(step)) if s.variant is not None and not s.variant.folded]
-    if len(inner) > CHEAP or any(s.op in (LOOP, CALL) or s.op in _COSTLY or s.op in HEAVY for s in inner):
+    if len(inner) > tuning.select_operations:
+        return False
+    if any(s.op in (LOOP, CALL) or s.op in _COSTLY or s.op in HEAVY for s in inner):
         return False
     given = [spec.size for block in (branch.then, branch.other) for spec in block.arguments]
-    return max([*given, *(out.spec.size for s in inner for out in s.outputs)], default=0) <= SMALL and not any(
-        can_fail(s) or needs_check(s) for s in inner if s.op != BRANCH
-    )
+    if max([*given, *(out.spec.size for s in inner for out in s.outputs)], default=0) > tuning.select_bytes:
+        return False
+    return not any(can_fail(s) or needs_check(s) for s in inner if s.op != BRANCH)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The segment that ends behind `steps[-1]`: its operations, feeds and results."""
+    """The segment that ends after `steps[-1]`: its operations, feeds and results."""
 
     steps: tuple[Step, ...]
     feeds: tuple[Spec, ...]
-    outputs: tuple[int, ...]  # numbers of the tensors that somebody may read after the segment
+    outputs: tuple[int, ...]  # numbers of the tensors that may be used after the segment
     refusal: str | None  # why it cannot be emitted
-    xla_refusal: str | None  # why nothing of it can be compiled by XLA
-    outside: dict[int, str]  # which of its steps XLA does not take, by their places there, and why
-    heavy: bool  # whether there are operations that TensorFlow's threads should share
+    xla_refusal: str | None  # why XLA can compile nothing of it
+    outside: dict[int, str]  # indices of the steps that XLA cannot compile, with the reason
+    heavy: bool  # whether it has operations that should use TensorFlow's thread pools
 
-    @functools.cached_property  # asked for more than once, and of thousands of steps
+    @functools.cached_property  # needed more than once, and of thousands of steps
     def content(self) -> Any:
-        """What the executable depends on, without the places: segments of equal content share one."""
+        """The executable's cache key: all that it depends on except source locations."""
         return tuple(_content(s) for s in self.steps), self.feeds, self.outputs
 
     @property
     def words(self) -> Spec | None:
-        """What is fed for the seeds of its random operations, behind the feeds; None if there are none."""
+        """Spec of the feed, after the others, with the seeds of its random operations; None if it has none."""
         draws = self.steps[-1].draws
         return intern_spec(types_pb2.DT_UINT64, (WORDS * draws,)) if draws else None
 
     @property
     def size(self) -> int:
-        """How many bytes its feeds have, and the variables behind them."""
+        """Size in bytes of its feeds, and of the variables behind them."""
         return sum(spec.size for spec in self.feeds)
 
     @property
     def grain(self) -> float:
-        """How many bytes an operation gives, on average."""
+        """Mean size in bytes of an operation's results."""
         given = [sum(out.spec.size for out in s.outputs) for s in self.steps if s.variant and not s.variant.folded]
         return sum(given) / max(len(given), 1)
 
     def refusal_by_xla(self, least: int) -> str | None:
-        """Returns why XLA cannot have it, nor parts of it of at least so many operations."""
+        """Returns why XLA can compile neither all of it nor `least` operations of it; None if it can."""
         if self.xla_refusal is None and self.outside and self.live - len(self.outside) < least:
             return next(iter(self.outside.values()))
         return self.xla_refusal
 
     @property
     def live(self) -> int:
-        """How many operations run (those known from shapes alone do not)."""
+        """How many operations run; constant-folded ones, known from shapes alone, do not."""
         return sum(not s.variant.folded for s in self.steps if s.variant is not None)
 
 
 def _content(step: Step) -> Any:
+    """Returns a step's share of the cache key."""
     assert step.node is not None
     lists = tuple((i, slots, tuple(consts.items())) for i, (slots, consts) in step.lists.items())
     outputs = tuple((o.spec, o.const) for o in step.outputs)
@@ -98,26 +98,28 @@ def _content(step: Step) -> Any:
 
 
 def make_plan(last: Step, outputs: tuple[int, ...]) -> Plan:
-    """Decides what the segment that ends behind `last` takes in and gives out."""
-    steps = tuple(s for s in last.chain() if s.variant is not None)  # others have run already
+    """Plans the segment that ends after `last` and gives out the tensors numbered in `outputs`."""
+    steps = tuple(s for s in last.chain() if s.variant is not None)  # the others have already run
     feeds = tuple(spec for s in steps for spec in s.specs)
     refusal = xla_refusal = None
     outside: dict[int, str] = {}
     for place, step in enumerate(steps):
         op, node = step.op or "", step.node
         assert node is not None
-        if step.variant is not None and step.variant.folded:  # known already: it is not run
+        if step.variant is not None and step.variant.folded:  # constant-folded: it does not run
             continue
         if op in ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"):
             refusal = refusal or _assigns_other_shape(step, steps, feeds)
         if recurses(step):
             outside[place] = f"a function called at {node.location} calls itself"
         if op in STRUCTURES:
-            continue  # what is inside has been looked at when it was written down
+            continue  # its operations were checked when it was staged
         if difference := differs(op):
             outside[place] = f"{op} at {node.location} {difference}"
         elif can_fail(step) and not needs_check(step):
             outside[place] = f"{op} at {node.location} may fail on some values, which XLA would not tell"
+        if any(step.first + n in outputs for n in RESERVED.get(op, ())):
+            outside[place] = f"{op} at {node.location} gives XLA's own workspace, which the program holds"
     given = (*feeds, *(out.spec for step in steps for out in step.outputs))
     if any((spec.handle[0][0] if spec.handle else spec.enum) in _PACKED for spec in given):
         xla_refusal = xla_refusal or "TensorFlow gives XLA one number a byte where XLA expects several"
@@ -126,17 +128,18 @@ def make_plan(last: Step, outputs: tuple[int, ...]) -> Plan:
 
 
 def recurses(step: Step) -> bool:
-    """Returns whether this is, or has inside, a function that calls itself."""
+    """Returns whether this is, or contains, a call of a recursive function."""
     inside = (step, *steps_of(step)) if step.op in STRUCTURES else ()
-    return any(isinstance(s.attrs[1], Recursion) for s in inside if s.op in STRUCTURES)
+    return any(isinstance(s.attrs[1], RecursiveFunction) for s in inside if s.op in STRUCTURES)
 
 
 def _turns(step: Step) -> bool:
-    """Whether this runs functions: where one thread runs all, each that is inside of another holds one thread more."""
+    """Whether this calls functions: on a single-threaded executor each nested call would block another thread."""
     return step.op == LOOP or recurses(step) or (step.op == BRANCH and not selects(step.attrs[1]))
 
 
 def _assigns_other_shape(step: Step, steps: tuple[Step, ...], feeds: tuple[Spec, ...]) -> str | None:
+    """Returns why an assignment cannot be emitted: a variable's dtype and shape have to stay the same."""
     handle = feeds[-1 - step.slots[0]] if step.slots[0] < 0 else None
     if handle is None or handle.enum != RESOURCE or handle.handle is None:
         return f"{step.op} on an unknown variable"

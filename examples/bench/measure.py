@@ -22,7 +22,7 @@ import tensorflow as tf
 
 import coexec
 from coexec.api import Function
-from coexec.compile.background import background
+from coexec.compile.compile_thread import background
 from coexec.testing import is_settled
 from examples.bench.case import Case, Program
 

@@ -22,6 +22,12 @@ HEADS = {
 FIRST_CALLS = ("eager", "tf.function", "jit", "coexec")
 FILES = ("BENCHMARKS.md", "benchmarks.json", "benchmarks.svg")
 
+ECOSYSTEM = """\
+Steps on libraries from PyPI, and plain TensorFlow, as their documentation writes them (`examples/ecosystem`); nothing
+in them is written for co-execution. A cell is the time of calls as a multiple of eager's: of the first twenty
+together, of calls 10 to 30 together, of the median call in the end. *Regions*, *launches* and *plain* (calls that ran
+imperatively) are per call in the end. Below: how often what costs most came in a call there."""
+
 LEGEND = """\
 Each program builds its model, optimizer and data anew for each variant, in one process of its own, from the same seeds.
 First every variant makes {compared} steps, one variant after the other; the losses of each, and the state after it
@@ -79,7 +85,7 @@ def write(run: Run, directory: Path) -> None:
     """Writes the three files that go with the source."""
     document, data, picture = (directory / name for name in FILES)
     write_json(run, data)
-    others = {name: _kept(document, name) for name in ("bench", "peers")}
+    others = {name: _kept(document, name) for name in ("bench", "peers", "ecosystem")}
     document.write_text(as_document(run, picture.name, **others))
     picture.write_text(plot.bars(run.rows))
 
@@ -139,8 +145,8 @@ def as_text(run: Run) -> str:
     return "\n\n".join([run.circumstances, *tables(run.rows), "\n".join(sentences(run.rows))])
 
 
-def as_document(run: Run, picture: str, bench: str, peers: str) -> str:
-    """BENCHMARKS.md; `bench` and `peers` are its sections of those names."""
+def as_document(run: Run, picture: str, bench: str, peers: str, ecosystem: str) -> str:
+    """BENCHMARKS.md; `bench`, `peers` and `ecosystem` are its sections of those names."""
     versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
     devices = sorted({device for row in run.rows for device in row.devices})
     paragraphs = [
@@ -155,6 +161,9 @@ def as_document(run: Run, picture: str, bench: str, peers: str) -> str:
         "## Beside PyTorch and JAX",
         PEERS,
         peers,
+        "## Other people's programs",
+        ECOSYSTEM,
+        ecosystem,
         "## How it is measured",
         LEGEND.format(**asdict(run.plan)),
     ]

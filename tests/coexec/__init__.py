@@ -74,7 +74,7 @@ def in_thread(function: Callable) -> Any:
 def holders() -> int:
     """How many calls and live lazy tensors keep the hooks in place, garbage excluded."""
     gc.collect()
-    return intercept._holders
+    return intercept.holders()
 
 
 def assert_quiet(before: int) -> None:

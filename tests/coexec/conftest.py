@@ -2,8 +2,6 @@
 
 import pytest
 
-from coexec.runtime import decisions
-
 
 @pytest.fixture(params=["graph", "xla"])
 def backend(request):
@@ -12,6 +10,6 @@ def backend(request):
 
 
 @pytest.fixture
-def eager_to_stage(monkeypatch):
+def eager_to_stage(tune):
     """Loops are written down at their second decision."""
-    monkeypatch.setattr(decisions, "patience", 1)
+    tune(decision_patience=1)

@@ -20,6 +20,8 @@ import coexec
 from coexec import testing
 from tracer import intercept
 
+pytestmark = pytest.mark.slow
+
 MODULES = ("test_generators", "test_generator_stop", "test_contextlib", "test_with", "test_raise", "test_exceptions",
            "test_baseexception", "test_exception_variations", "test_unpack_ex")  # fmt: skip
 

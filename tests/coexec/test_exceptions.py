@@ -15,7 +15,8 @@ import tensorflow as tf
 import coexec
 from coexec import testing
 from coexec.compile.executable import Executable
-from coexec.runtime.following import Following
+from coexec.follow import follower
+from coexec.follow.follower import Follower
 from tests.coexec import assert_quiet, holders, run_both, unchanged
 from tests.snapshots import message_of
 from tracer import intercept
@@ -102,19 +103,28 @@ def test_an_exception_at_every_operation(monkeypatch):
     for event in range(events):
         count, error = int(steps), Planned(event)
 
-        def answer(self, step, event=event, error=error, answered=Following._answer):
-            if sum(s.depth for s in self.cursor.ended) + step.depth == event + 1:
+        def check(run, step, event=event, error=error):
+            if sum(s.depth for s in run.cursor.ended) + step.depth == event + 1:
                 raise error
+
+        def new(kind, new=follower._new, check=check):  # what `fast` makes its answer with
+            run = intercept.current_handler()
+            check(run, run.cursor.step.hot)
+            return new(kind)
+
+        def answer(self, step, answered=Follower.answer, check=check):
+            check(self, step)
             return answered(self, step)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Following, "expected", lambda *_: None)  # the short cut past `_answer`
-            patch.setattr(Following, "_answer", answer)
+            patch.setattr(Follower, "expected", lambda *_: None)
+            patch.setattr(follower, "_new", new)
+            patch.setattr(Follower, "answer", answer)
             with pytest.raises(Planned) as caught:
                 step(X)
         assert caught.value is error
         error.__traceback__ = None
-        del caught, error, answer
+        del caught, error, check, new, answer
         assert int(steps) - count == (event > 0)
         followed = step.stats().followed
         step(X)

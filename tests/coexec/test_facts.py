@@ -11,7 +11,6 @@ import tensorflow as tf
 
 import coexec
 from coexec import testing
-from coexec.runtime import segments
 from tests.coexec import in_thread, outcomes, unchanged
 from tests.snapshots import assert_same
 
@@ -19,9 +18,9 @@ BACKENDS = {"graph": False, "xla": True}
 
 
 @pytest.fixture(params=BACKENDS)
-def compared(request, monkeypatch):
+def compared(request, tune):
     """Compares a program's calls with eager's; returns the decorated function, which was followed and launched."""
-    monkeypatch.setattr(segments, "ALLOWANCE", 1000.0)
+    tune(compile_allowance=1000.0)
 
     def compare(make, calls, follows, exact=True):
         tf.random.set_seed(3)

@@ -317,11 +317,11 @@ import threading
 import tensorflow as tf
 import coexec
 from coexec import testing
-from coexec.runtime.following import Following
+from coexec.follow.follower import Follower
 
 published, order = {}, threading.Barrier(2)
 inside = threading.Barrier(2)
-force = Following.force
+force = Follower.force
 
 def meeting(self, lazy):
     # Both calls are inside of an operation of theirs when each wants the other's tensor.
@@ -343,7 +343,7 @@ def step(x, me, alone):
 fn = coexec.function(step)
 for _ in range(3):
     fn(tf.constant(1.0), 0, True)
-Following.force = meeting
+Follower.force = meeting
 found = {}
 threads = [
     threading.Thread(target=lambda n=n: found.update({n: float(fn(tf.constant(n + 1.0), n, False))}), daemon=True)

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 import coexec
-from coexec.events import Stats
+from coexec.base.stats import Stats
 from examples.programs import Program
 from tests.snapshots import assert_same, snapshot
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coexec import __main__ as command_line
+from coexec import __main__
 from examples.bench import chrome, peers, plot, programs, report, table
 from examples.bench import measure as timings
 from examples.bench.case import Case, forever
@@ -341,7 +341,7 @@ def test_the_files(tmp_path):
     assert {"good", "0.50", "slow", "2.00", "gone", "not measured"} <= set(texts)
 
 
-@pytest.mark.parametrize("name", ["bench", "peers"])
+@pytest.mark.parametrize("name", ["bench", "peers", "ecosystem"])
 def test_the_sections_of_other_commands_outlive_a_new_run(tmp_path, name):
     report.write(made_up_run(), tmp_path)
     document = tmp_path / "BENCHMARKS.md"
@@ -427,14 +427,14 @@ def test_arguments_reach_the_benchmark(monkeypatch):
     given = []
     monkeypatch.setattr(programs, "main", lambda arguments: given.append(arguments) or 0)
     monkeypatch.setattr(sys, "path", sys.path[:])
-    assert command_line.main(["bench", "lenet", "--rounds=3", "--profile", "trace.json"]) == 0
+    assert __main__.main(["bench", "lenet", "--rounds=3", "--profile", "trace.json"]) == 0
     assert given == [["--program=lenet", "--rounds=3", "--profile=trace.json"]]
 
 
 def test_without_the_source_tree_it_says_what_to_do(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(command_line, "SOURCES", tmp_path)
+    monkeypatch.setattr(__main__, "SOURCES", tmp_path)
     with pytest.raises(SystemExit) as stopped:
-        command_line.main(["bench"])
+        __main__.main(["bench"])
     assert stopped.value.code == 2
     assert f"this is an installed package, in {tmp_path}" in capsys.readouterr().err
 

@@ -5,14 +5,13 @@ import itertools
 import pytest
 
 from coexec import testing
-from coexec.runtime import segments
 from examples import soak
 
 
 @pytest.mark.slow
-def test_memory_stays_flat(monkeypatch, capsys):
+def test_memory_stays_flat(tune, capsys):
     """Many calls, shapes and models leave memory where it was, with caches bounded to be full early."""
-    monkeypatch.setattr(segments, "MAX_EXECUTABLES", 20)
+    tune(max_executables=20)
     soak.rounds.clear()
     with testing.always_follow():
         assert soak.main(["--calls=1500", "--shapes=200", "--models=40", "--limit=64"]) == 0, capsys.readouterr().out

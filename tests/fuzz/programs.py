@@ -78,7 +78,10 @@ S.log.append(call) | S.log.append(F.numpy()) | S.log.append([int(k) for k in I])
 S.log.append(I.shape) | print(int(I[2]), file=S.out) | S.log.append(np.asarray(F)) | S.log.append(I[0] == I[1])
 S.log.append(repr(I.dtype)) | S.log.append(bool(tf.reduce_any(I > 70))) | S.log.append((S.v.shape, S.count))
 S.log.append({"a": F, "i": [I, I]}) | S.log.append(tf.numpy_function(lambda z: z * 2, [F], tf.float32))
-F = tf.py_function(S.callback, [F], tf.float32)
+F = tf.py_function(S.callback, [F], tf.float32) | S.log.append(tf.constant(b"a" + bytes(call % 3)))
+S.log.append(tf.strings.length(tf.constant([bytes(call % 3), "a"]))) | S.log.append(tf.constant(S.numpy(call)))
+S.log.append(tf.constant([1, 1.0, True][call % 3])) | S.log.append(tf.stack([S.numpy(call), S.numpy(call)]))
+S.log.append(1.0 / tf.constant([0.0, -0.0, 1][call % 3], tf.float64)) | S.log.append(tf.constant([S.numpy(call // 3)]))
 """
 
 KERAS = """
@@ -106,6 +109,26 @@ assert not B or B, "never mind" | F = S.in_thread(I, lambda: tf.sin(F) + S.v)
 S.in_thread(I, lambda: S.v.assign_add(F * 0.1)) | del c; c = F | F = S.in_thread(I, lambda: tf.gather(F, I % 4))
 F = coexec.opaque(lambda z: z * 0.5 + S.v)(F) | F = max(F, F, key=S.size) | F = S.inner(F, I)
 F = functools.reduce(tf.add, [F, F, F]) * 0.3 | x = F; x *= 0.5; F = x
+"""
+
+# What reaches TensorFlow by other ways: bytes, NumPy's scalars, modules imported on the spot, functions of Python's
+# inside of operations, generators, and threads that work at the same time as others.
+FOREIGN = """
+S.log.append(tf.constant(S.bytes(call)).numpy()) | S.log.append(tf.strings.length([S.bytes(call), b"", S.bytes(0)]))
+S.log.append(tf.io.parse_tensor(tf.io.serialize_tensor(I % 2).numpy(), tf.int32))
+S.log.append(tf.constant(S.word(call))) | S.log.append(tf.strings.join([S.bytes(call), S.bytes(2)]))
+S.kept.append(tf.io.decode_raw(S.bytes(1), tf.uint8)) | F = F + float(S.scalar(call) == S.scalar(0))
+S.log.append(tf.constant(S.scalar(call))) | S.log.append(S.scalar(call) + 0)
+S.log.append(tf.cast(S.scalar(call), tf.float32)) | F = F * tf.cast(tf.constant(S.scalar(call)), tf.float32)
+F = F + np.float32(call % 3) | F = F * np.float16(0.5).astype(np.float32) | I = I + np.int32(call % 4)
+F = F - np.float64(0.5) | import tensorflow as tensors; F = tensors.tanh(F) * tensors.constant(0.5)
+from tensorflow import math as m; F = m.sin(F) | import numpy as numbers; F = F + numbers.float32(0.25)
+import keras as k3; F = k3.ops.relu(F) | F = tf.py_function(lambda z: z + S.v, [F], tf.float32)
+S.log.append(tf.py_function(S.describe, [F, I], tf.string))
+F = tf.py_function(lambda z: S.first(z, I), [F], tf.float32) | F = tf.numpy_function(np.tanh, [F], tf.float32)
+F = sum((z * 0.5 for z in S.halves(F, I)), F) | F = list(S.halves(F, I))[call % 2] | F = S.sent(F, I)
+F = S.paused(F, call) | F = S.at_once(I, lambda: tf.sin(F), lambda: F * 2.0)
+F = S.at_once(I, lambda: S.v + F, lambda: tf.gather(F, I % 4))
 """
 
 CONDITION = """
@@ -139,7 +162,7 @@ LOOPS = (
 KINDS = {
     "float": (FLOAT, 20, 10), "whole": (WHOLE, 8, 2), "risky": (RISKY, 14, 1), "random": (RANDOM, 8, 1),
     "state": (STATE, 14, 3), "read": (READ, 6, 2), "keras": (KERAS, 4, 4), "library": (LIBRARY, 4, 30),
-    "python": (PYTHON, 8, 2),
+    "python": (PYTHON, 8, 2), "foreign": (FOREIGN, 8, 2),
 }  # fmt: skip
 COMPOUND = {
     "if": (5, 5), "loop": (3, 1), "while": (1, 0), "try": (6, 1), "with": (2, 1), "tape": (3, 9), "yield": (1, 0),

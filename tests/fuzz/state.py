@@ -4,6 +4,7 @@ import contextlib
 import functools
 import io
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import keras
 import numpy as np
@@ -86,6 +87,15 @@ LAYERS = {
 }
 
 
+BYTES = b"ab\0\0", b"\0", b"a\0b", b"", b"ab", b"\xff\0a"
+WORDS = "ab\0", "a\0b", "", "C\u00e9", b"ab"
+SCALARS = (
+    np.float32(0.5), np.float64(0.5), np.float16(0.5), np.int8(-3), np.uint8(3), np.int16(-3), np.uint16(3),
+    np.int32(3), np.uint32(3), np.int64(3), np.uint64(3), np.bool_(True), np.complex64(0.5), np.complex128(0.5),
+    np.float32(-0.0), tf.bfloat16.as_numpy_dtype(0.5),
+)  # fmt: skip
+
+
 class State:
     """One run's worth of state. Programs call it `S`."""
 
@@ -109,7 +119,7 @@ class State:
         """Puts what Python alone holds where it does not depend on how far a call that failed went."""
         self.v, self.alias = self.own
         self.log, self.kept, self.named = [], [], {}
-        self.layers, self.optimizer = {}, None
+        self.layers, self.optimizer, self.running = {}, None, None
         self.count, self.rate, self.held, self.array = call, 0.5, SHARED, np.float32([1.5, 0.0, -0.5])
         self.out.seek(0)
         self.out.truncate()
@@ -187,6 +197,11 @@ class State:
 
     shared = staticmethod(shared)
 
+    def numpy(self, call):
+        """A scalar of one of NumPy's dtypes."""
+        dtypes = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
+        return np.dtype(dtypes.split()[call % 14]).type(call % 3)
+
     def size(self, x):
         return float(tf.reduce_sum(x))
 
@@ -244,6 +259,66 @@ class State:
         if error is not None:
             raise error
         return result
+
+    def at_once(self, i, *functions):
+        """Runs functions on threads at the same time; everything before has been carried out."""
+        self.log.append(int(i[0]))
+        with ThreadPoolExecutor(len(functions)) as pool:
+            waiting = [pool.submit(function) for function in functions]
+        return sum(one.result() for one in waiting)
+
+    @staticmethod
+    def bytes(call):
+        """Bytes that have a NUL in them, are no text, or nothing."""
+        return BYTES[call % len(BYTES)]
+
+    @staticmethod
+    def word(call):
+        return WORDS[call % len(WORDS)]
+
+    @staticmethod
+    def scalar(call):
+        """A scalar of one of NumPy's dtypes."""
+        return SCALARS[call % len(SCALARS)]
+
+    @staticmethod
+    def describe(x, i):
+        return f"{x.shape} {i.numpy().tolist()}"
+
+    def halves(self, x, i):
+        """A generator that writes, computes and reads between what it yields."""
+        self.count += 1
+        yield x * 0.5
+        self.log.append(int(i[0]))
+        yield tf.tanh(x) * self.rate
+
+    def sent(self, x, i):
+        """A generator that is sent tensors, and closed."""
+
+        def run():
+            got = yield x
+            try:
+                while True:
+                    got = yield got * 0.5 + self.v
+            finally:
+                self.count += 1
+
+        running = run()
+        next(running)
+        running.send(x)
+        result = running.send(tf.cast(i, tf.float32) * 0.01)
+        running.close()
+        return result
+
+    def paused(self, x, call):
+        """A generator that goes on in a later call than it began in."""
+        if self.running is None:
+            self.running = (self.v * k for k in (0.5, 0.25, 1.0))
+        value = next(self.running, None)
+        if value is None:
+            self.running = None
+            return x
+        return x + value
 
     @contextlib.contextmanager
     def scope(self, x):

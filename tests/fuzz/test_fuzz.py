@@ -11,6 +11,8 @@ import pytest
 from tests.fuzz.differential import Counts, Unsteady, check, fails
 from tests.fuzz.programs import Maker, Program, Statement, smaller
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

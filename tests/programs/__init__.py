@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-Arguments = tuple[tuple, dict]
+CallArguments = tuple[tuple, dict]
 CALLS = 8
 
 
@@ -40,7 +40,7 @@ class Instance:
     """One run's worth of a program: what to call, with what, and what to compare."""
 
     step: Callable
-    calls: Sequence[Callable[[], Arguments]]
+    calls: Sequence[Callable[[], CallArguments]]
     state: Callable[[], Any] = nothing  # what the program has done so far: logs, variables, attributes
     after: Callable[[Any], Any] = nothing  # what a caller does with a result, outside the step
     function: Any = None  # the decorated object that counts, where it is not `step` itself
@@ -84,11 +84,11 @@ def program(follows: int = 5, launches: bool = True, why: str = "", rtol: float 
     return register
 
 
-def args(*positional, **keywords) -> Arguments:
+def args(*positional, **keywords) -> CallArguments:
     return positional, keywords
 
 
-def each(arguments: Callable[[int], Arguments], count: int = CALLS) -> list[Callable[[], Arguments]]:
+def each(arguments: Callable[[int], CallArguments], count: int = CALLS) -> list[Callable[[], CallArguments]]:
     """The thunks of `count` calls. `arguments` gets the number of the call and builds fresh inputs."""
     return [lambda number=number: arguments(number) for number in range(count)]
 

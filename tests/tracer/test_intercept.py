@@ -22,13 +22,13 @@ HOOKED = [(module, name) for module, name, _, _ in intercept._HOOKS]
 def unhooked():
     """Nobody else holds the hooks meanwhile; a test leaves them as it found them."""
     gc.collect()
-    others = intercept._holders  # tensors that earlier tests have left alive, as tracebacks keep them
+    others = intercept.holders()  # tensors that earlier tests have left alive, as tracebacks keep them
     alive = [each for each in gc.get_objects() if isinstance(each, LazyTensor)]  # and none of them ends meanwhile
     for _ in range(others):
         release()
     functions = [getattr(module, name) for module, name in HOOKED]
     yield
-    assert (intercept._holders, intercept.current_handler()) == (0, None)
+    assert (intercept.holders(), intercept.current_handler()) == (0, None)
     assert [getattr(module, name) for module, name in HOOKED] == functions
     for _ in range(others):
         hold()

@@ -938,3 +938,23 @@ def test_keras_writes_into_errors_how_a_layer_was_called():
         Layer()(X, how=1)
     assert found == [(private.injecting_code, True, "Layer.call()")]
     assert caught.value._keras_call_info_injected
+
+
+# Python functions as operations.
+
+
+def test_kernels_call_the_registry_of_python_functions(monkeypatch):
+    """Kernels call the one registry, which Python looks up on its class, and hand on the eager tensors it gives."""
+    asked, call = [], private.FuncRegistry.__call__
+
+    def noting(self, token, device, args):
+        asked.append((type(self), device, len(args)))
+        return call(self, token, device, args)
+
+    monkeypatch.setattr(private.FuncRegistry, "__call__", noting)
+    assert tf.py_function(lambda x: x * 2.0, [X], tf.float32).numpy().tolist() == [2.0, 4.0]
+    for function in (tf.py_function, tf.numpy_function):
+        mapped = tf.data.Dataset.range(2).map(lambda n, function=function: function(lambda m: m + 1, [n], tf.int64))
+        assert [int(n) for n in mapped] == [1, 2]
+    assert {(kind, count) for kind, _, count in asked} == {(private.FuncRegistry, 1)}
+    assert len(asked) == 5

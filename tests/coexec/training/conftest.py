@@ -2,10 +2,8 @@
 
 import pytest
 
-from coexec.training import executions
-
 
 @pytest.fixture
-def impatient(monkeypatch):
+def impatient(tune):
     """Groups of steps grow as soon as their steps are known."""
-    monkeypatch.setattr(executions, "PATIENCE", 1)
+    tune(together_patience=1)

@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 import coexec
-from coexec.compile.background import background
-from coexec.runtime import segments
-from coexec.runtime.tiers import Compiled
+from coexec.compile.compile_thread import background
+from coexec.launch import executor
+from coexec.launch.backend_race import Compiled
 from tests.snapshots import assert_same, snapshot
 
 # Keras converts its variables for NumPy in a way that NumPy 2 no longer likes.
@@ -478,11 +478,11 @@ def test_saving(tmp_path):
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_keras_jit_compile_is_heeded(asked, monkeypatch):
+def test_keras_jit_compile_is_heeded(asked, monkeypatch, tune):
     """Where Keras is told to compile with XLA, XLA is asked once a step has come a few times; else by the clock."""
-    monkeypatch.setattr(segments, "thresholds", segments.Thresholds(price=1e9))
+    tune(xla_price=1e9)
     tried = []
-    monkeypatch.setattr(segments.Executable, "prepare", lambda self, device: tried.append(self.backend))
+    monkeypatch.setattr(executor.Executable, "prepare", lambda self, device: tried.append(self.backend))
 
     def run(model, notes):
         return model.fit(*data(), batch_size=16, epochs=4, verbose=0, shuffle=False)

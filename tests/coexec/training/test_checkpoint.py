@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import coexec
 from coexec import testing
-from coexec.training.writer import WriteError, Writer
+from coexec.training.checkpoint.checkpoint_writer import CheckpointWriter, WriteError
 from tests.snapshots import assert_same, snapshot
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -187,7 +187,7 @@ def test_without_a_thread_the_program_waits(monkeypatch):
     def refuse(thread):
         raise RuntimeError("can't start new thread")
 
-    done, writer = [], Writer()
+    done, writer = [], CheckpointWriter()
     monkeypatch.setattr(threading.Thread, "start", refuse)
     writer.write("this", lambda: done.append(1))
     assert done == [1]
@@ -199,7 +199,7 @@ def test_without_a_thread_the_program_waits(monkeypatch):
 
 def test_an_interrupt_does_not_end_the_waiting_for_good():
     """Ctrl-C ends one `wait`; the next one still waits for what is being written."""
-    gate, done, writer = threading.Event(), [], Writer()
+    gate, done, writer = threading.Event(), [], CheckpointWriter()
     writer.write("this", lambda: (gate.wait(60), time.sleep(0.2), done.append(1)))
     main = threading.get_ident()
     threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
@@ -213,7 +213,7 @@ def test_an_interrupt_does_not_end_the_waiting_for_good():
 
 def test_a_writer_without_work_does_nothing():
     """Waiting for nothing returns at once."""
-    with Writer() as writer:
+    with CheckpointWriter() as writer:
         writer.wait()
     assert not writing()
 

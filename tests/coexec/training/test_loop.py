@@ -19,7 +19,6 @@ import pytest
 import tensorflow as tf
 
 import coexec
-from coexec.training import progress, signals
 
 ROOT = Path(__file__).resolve().parents[3]
 X, Y = np.arange(20, dtype="float32").reshape(10, 2), np.arange(10)
@@ -126,9 +125,9 @@ def test_prefetching_threads():
     assert not threads()
 
 
-def test_a_thread_that_does_not_end_is_left_with_a_word(monkeypatch):
+def test_a_thread_that_does_not_end_is_left_with_a_word(tune):
     """Data that block do not keep the program from going on."""
-    monkeypatch.setattr("coexec.training.data.PATIENCE", 0.1)
+    tune(data_patience=0.1)
     waiting, free = threading.Event(), threading.Event()
 
     def numbers():
@@ -305,9 +304,9 @@ def test_the_first_signal_ends_the_loop_behind_the_step(number, tmp_path):
 
 
 @pytest.mark.parametrize("second", [False, True])
-def test_a_long_step_is_ended(second, monkeypatch):
+def test_a_long_step_is_ended(second, tune):
     """After the time it is given, or at once by another signal, however much of that is left."""
-    monkeypatch.setattr(signals, "GRACE", 1e4 if second else 0.1)
+    tune(signal_grace=1e4 if second else 0.1)
     seen = []
 
     def body(_):
@@ -445,7 +444,7 @@ def test_a_pipe_sees_nothing():
 
 
 @pytest.mark.parametrize(("interval", "expected"), [(0.0, 300), (math.inf, 1)])
-def test_values_are_read_only_when_they_are_shown(interval, expected, monkeypatch):
+def test_values_are_read_only_when_they_are_shown(interval, expected, monkeypatch, tune):
     """Tensors are not waited for step by step, but as often as the line is drawn."""
     reads = []
 
@@ -455,7 +454,7 @@ def test_values_are_read_only_when_they_are_shown(interval, expected, monkeypatc
             return np.array(0.5)
 
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    monkeypatch.setattr(progress, "INTERVAL", interval)
+    tune(progress_interval=interval)
     training = coexec.loop(range(300), progress=True)
     for _ in training:
         training.show(loss=Counted())

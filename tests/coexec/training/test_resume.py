@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
 KINDS = ("dataset", "arrays", "pages", "stream", "epochs")
 KILLS = int(os.environ.get("COEXEC_KILLS", "1"))  # of each run; `make test-kills` asks for more

@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 from coexec import testing
-from coexec.training import executions
-from coexec.training.audience import comes_apart, hears_of_batches
+from coexec.base.tuning import tuning
+from coexec.training.keras.audience import comes_apart, hears_of_batches
 from tests.coexec.training.test_accelerate import Notes, Pythonic, mlp, prepare
 from tests.snapshots import assert_same, snapshot
 
@@ -285,7 +285,7 @@ def test_data_that_run_out_or_go_on():
             histories.append(fit(model, steps_per_epoch=13, epochs=3))
         return histories, int(model.optimizer.iterations)
 
-    assert both(run).train_function.together == executions.MOST
+    assert both(run).train_function.together == tuning.max_steps_together
 
 
 def test_ctrl_c():

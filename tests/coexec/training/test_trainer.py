@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import coexec
-from coexec.training.replicas import Replicas
+from coexec.training.loop.replicas import Replicas
 from tests.snapshots import assert_same, snapshot
 
 # Keras converts its variables for NumPy in a way that NumPy 2 no longer likes.

@@ -1,0 +1,53 @@
+"""Options: the settings of a decorated function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tracer.faults import meant
+
+
+@dataclass(frozen=True)
+class Options:
+    """The decorator's keywords; those that `tf.function` also has mean the same.
+
+    `jit_compile`: "auto" compiles with XLA what it computes correctly and faster, True whatever it computes correctly,
+      False nothing.
+    `regions`: skip the Python of known calls into Keras, where that makes no observable difference; "all": of any
+      calls.
+    `control_flow`: run loops and branches that decide on tensors on the device, where they only compute, and follow
+      calls of graph functions that only compute.
+    `strict`: raise `coexec.Divergence` where a call would be recorded.
+    `validating`: compare executables with their operations, as `coexec.validate` does for some calls.
+    `trusting`: launch new executables without validating them first.
+    `xla_soon`: have XLA compile a segment in the background after a few visits, however little time it has taken.
+    """
+
+    jit_compile: Literal["auto"] | bool = "auto"
+    input_signature: Any = None
+    reduce_retracing: bool = True
+    strict: bool = False
+    name: str | None = None
+    regions: Literal["all"] | bool = True
+    control_flow: bool = False
+    validating: bool = False
+    trusting: bool = False
+    xla_soon: bool = False
+
+    def __post_init__(self) -> None:
+        if self.jit_compile is not True and self.jit_compile is not False and self.jit_compile != "auto":
+            raise ValueError(f"jit_compile is 'auto', True or False, not {self.jit_compile!r}")
+        if self.regions is not True and self.regions is not False and self.regions != "all":
+            raise ValueError(f"regions is 'all', True or False, not {self.regions!r}")
+
+
+class Divergence(RuntimeError):
+    """Raised where a `strict` function does something that its trace graph does not contain; says what and where.
+
+    The call's operations up to that point have been carried out. Without `strict`, the call would continue
+    imperatively.
+    """
+
+
+meant(Divergence)

@@ -1,0 +1,317 @@
+"""Tuning: holds every threshold, timeout, limit and budget of the package, with its unit and the measurement behind it.
+
+Code reads `tuning.name` where it needs a value, and never copies it at import, so that `tuned(name=value)` changes it
+within a scope, on all threads. Constants of formats and algorithms (a file's version, Philox' words) are not here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class Tuning:
+    """The values in use. Times were measured on two cores of an AMD EPYC unless a comment says otherwise."""
+
+    # Whether following a function pays (`dispatch/profitability`).
+
+    # Doubt at which a function is timed: a call that met something new adds two, any other call subtracts one. The
+    # first call that is followed meets nothing but new things, and the second some.
+    doubt_before_timing: float = 4
+    # Imperative calls' worth of time that following may cost, from then on, before it has to pay. Before, it has cost 3
+    # to 9, most of it for observing the Python of library calls.
+    following_patience: float = 3.0
+    # The most that counts of it for a call that compiled or validated something: that is done once, and only for what
+    # has come before. (A Hamiltonian sampler's step with six gradients takes 4, 6 and then 0.15.)
+    following_compiled: float = 1.0
+    # Share of what the followed call before it has cost over an imperative one, up to which a call is progress: while
+    # calls are recorded, observed and compiled, each costs less than the one before.
+    following_progress: float = 0.75
+    # Imperative calls' worth of savings that count: slow calls may use them up.
+    following_allowance: int = 12
+    # Consecutive calls that run imperatively while backing off, first of all as few as possible.
+    min_backoff: int = 32
+    max_backoff: int = 512
+    # Share of the time that the calls followed between two back-offs may cost over imperative ones.
+    tries_share: float = 0.02
+    # Imperative calls whose times are kept, and followed calls between the first two of them, doubling each time: two
+    # calls in a row may both hit a busy moment, and a path that seems slow would never be followed again. They are as
+    # many times further apart where following takes less than half of the time.
+    plain_calls_kept: int = 8
+    plain_calls_apart: int = 2
+    plain_calls_apart_fast: int = 6
+    # Operations per launch; with fewer, following may well cost more than it saves.
+    worthwhile_launch: int = 16
+
+    # Arguments of ever-changing sizes (`dispatch/shape_policy`).
+
+    # Combinations of sizes that are followed immediately. A new one costs five to ten imperative calls, mostly in its
+    # first call: Keras' Python is observed, shapes are inferred, operations are wired again.
+    sizes_followed: float = 8
+    # Calls after which any other one is followed: by then, following could have saved what it costs.
+    size_often: int = 4
+    # The same, once following other combinations has saved as much as this one costs.
+    size_soon: int = 1
+    # First calls of a combination, which are an investment and do not count for or against following.
+    size_invested: int = 2
+    max_sizes: int = 4096  # combinations
+    size_depth: int = 3  # levels of nested arguments that are inspected
+    size_items: int = 64  # items per container that are inspected
+
+    # Memory of the trace graph (`dispatch/controller`), in nodes and steps.
+
+    max_graph: int = 50_000  # of one function, which then starts over
+    graph_room: int = 40_000  # beyond, no path is added for new sizes, so that the known ones stay fast
+
+    # What is kept for reports (`base/stats`, `debug/nan_watch`).
+
+    max_causes: int = 200  # listed by `explain`
+    max_segments_told: int = 1000
+    nan_values_shown: int = 6  # per input, in a message
+
+    # Calls of any function (`guards/watch`, `memoize/door`).
+
+    # Calls of a helper that are neither skipped nor learnt, in a row, after which it is called directly.
+    helper_misses: int = 24
+    max_helpers: int = 10_000  # that are known at a time
+    max_guards: int = 4000  # of one call: 20 to 50 ns each
+    watched_depth: int = 8  # levels of containers that are read as a whole
+    watched_array: int = 64  # numbers in an array that are compared on every call
+
+    # Compilation (`launch/executor`, `launch/backend_race`, `compile`). An eager operation takes 6-10 us; a launch of a
+    # TensorFlow graph 80 us, mostly for waking TensorFlow's threads; a launch of an XLA executable 16 us, but compiling
+    # it 30 ms and up to 20 ms per operation.
+
+    launch_visits: int = 2  # visits before a segment is compiled
+    launch_operations: int = 8  # smaller segments are never launched as a graph
+    # Seconds per operation that a segment must have taken before XLA compiles it.
+    xla_price: float = 2e-3
+    xla_at_once: bool = False  # whether XLA is tried first, synchronously
+    xla_soon_visits: int = 4  # visits before XLA compiles where Keras would have used XLA from the start
+    # Every executable is compared with its operations at its first launch, which takes a tenth of the time of compiling
+    # it. (Tests turn this off to see the compiled values.)
+    validates_new: bool = True
+    # An operation takes 0.2 ms to emit and compile, and saves 10 us per launch. Programs whose paths keep changing
+    # would do little else. So, beyond an allowance in seconds, compiling takes no more than this share of the time
+    # since the first call, except for segments with many visits.
+    compile_allowance: float = 5.0
+    compile_share: float = 0.2
+    compile_often: int = 32  # visits
+    # The tensors used after a cut may differ between calls; after this many widenings, all tensors are given out.
+    max_widenings: int = 4
+    # Executables of one function, and their operations, at some 7 KB each; beyond, the least recently launched are
+    # evicted, and compiled again if needed.
+    max_executables: int = 1000
+    max_compiled_operations: int = 100_000
+    # TensorFlow never frees XLA's code (0.5 to 2 MiB for some tens of operations). So segments that end at one place,
+    # in ever-changing shapes, get this many XLA executables; the others run as graphs.
+    max_xla_shapes: int = 16
+    # Bytes of a segment's inputs: to compile in the background XLA is launched on as many bytes of temporaries, and to
+    # validate a segment takes as many for copies of its variables.
+    max_validated_bytes: int = 1 << 30
+    # How often an XLA executable's predicates may be false where no operation fails eagerly (a cast that wraps around).
+    max_alarms: int = 4
+    # The backend race: launches of each backend, alternating, after one unmeasured launch each, until one is faster in
+    # this share of the pairs, since any launch may be slow on a busy machine.
+    race_trials: int = 5
+    race_most: int = 25
+    race_clear: float = 0.8
+    race_margin: float = 0.95  # XLA must win by more than what equal code differs by on a busy machine
+    # Operations: for larger segments, the saving by rerolling is computed once a share of XLA's price has been paid.
+    many_operations: int = 256
+    folded_hope: int = 8  # that share is 1 / folded_hope
+    max_functions: int = 256  # graph functions per decorated function, counted by the specs of their inputs
+    # A sequence of small kernels is faster on the calling thread, up to this mean size of their results, in bytes: of
+    # the steps of `make bench`, an MLP's (2 KiB) took 0.86 of the time, a DQN's (2) 0.81, an LSTM's (9) 0.87, and a
+    # GPT's (109) 1.16.
+    fine_grain: int = 1 << 14
+    max_families: int = 64  # shape-polymorphic forms per function
+    max_family_graphs: int = 6  # graphs per form, each with more lifted constants
+    compile_queue: int = 64  # jobs that may wait for the compile thread
+    compile_idle: float = 5.0  # seconds after which an idle compile thread ends
+    compile_slow: float = 2.0  # seconds after which a slow compilation is logged
+    wrapper_patience: float = 0.05  # seconds to wait for other threads' launches before wrappers are removed
+
+    # On disk (`compile/disk_store`, `compile/backend_choice`, `compile/xla_code_cache`).
+
+    store_bytes: int = 1 << 29  # beyond, least recently used entries are deleted until a fifth of this is free
+    store_abandoned: float = 3600.0  # seconds after which an unfinished temporary file is deleted
+    choice_age: float = 30 * 86400.0  # seconds after which a choice expires: the machine may have been busy
+    code_lingers: float = 60.0  # seconds that code stays in memory, as another thread may be about to read it
+
+    # Lowering.
+
+    # Bytes: only small results are shared. A program may compute a large one twice in order to hold it less long.
+    max_shared_result: int = 1 << 14
+    max_check_chain: int = 16  # scalars combined one by one, which XLA does for free; more are packed into one tensor
+    # Operations that a loop must save, as XLA takes longer for a loop than for its body. (A NASRNN's step takes 3.0 s
+    # of CPU time at 3 iterations, unrolled; 4.7, and 3.9 rerolled, at 10; 11.5 and 4.7 at 40.)
+    min_folded: int = 64
+    # Bytes: larger tensors that are computed one by one are not stacked for iterations that are independent of each
+    # other. Variables never are, as each launch would copy all of them: 48 equal layers with weights of their own (256
+    # by 256) took 2.4 s to compile rerolled, and 0.75 s unrolled, as XLA compiles equal kernels once; a launch took
+    # 9.7 ms, and 6.4.
+    max_fold_copied: int = 1 << 12
+    max_turn_inputs: int = 16  # operations with more are not part of an iteration: they sum or stack its results
+    min_repeats: int = 3  # iterations; fewer are not worth a loop
+    fold_periods: int = 24  # the most frequent repeat distances, which are tried as periods
+    # Operations: smaller parts are not outlined. A launch by XLA takes 16 us, TensorFlow's kernels some 2 us each.
+    min_outlined: int = 8
+    # A branch with no more operations, on no more bytes, computes both sides and selects: that is cheaper than finding
+    # out which side is needed.
+    select_operations: int = 8
+    select_bytes: int = 1 << 14
+
+    # Validation (`launch/validate`, `launch/rounding`).
+
+    validation_ties: int = 1  # values in a hundred that may differ by more, as a comparison may flip on a tie
+    # Where values differ by more, the operations run again, this many times, with perturbed last digits. Whatever that
+    # changes was rounding noise (the gradient of a bias in front of a normalisation, the loss of a confident
+    # classifier), and compiled code may differ there by this many times as much.
+    validation_shakes: int = 3
+    validation_margin: float = 16.0
+    rounding_places: float = 4.0  # units in the last place of the perturbation: inputs may be rounded results
+
+    # Audits: launches that are validated again (`launch/audits`), in a function's first calls, as time permits.
+    audit_share: float = 0.01  # of the time of the function's calls
+    audit_calls: int = 1000
+    audit_first: int = 8  # launches of an executable before its first audit,
+    audit_growth: int = 4  # and the factor from each audit to the next
+    audit_per_operation: float = 1e-4  # expected seconds of an audit per operation,
+    audit_launches: int = 8  # and in launches
+
+    # Memoized calls (`memoize/entry`, `guards/state`, `memoize/shape_variants`).
+
+    max_regions: int = 64  # after one step
+    max_regions_once: int = 8  # of one function, with keys seen only once: a key may contain a message with a number
+    max_region_changes: int = 16  # writes to its objects before a region is given up
+    # A region's Python runs again after this many uses, then at intervals ten times as long, up to the second value.
+    # An MLP's step takes 0.2 ms if its four regions are skipped, and 35 if they run: every thousandth cost a sixth.
+    region_first_check: int = 10
+    region_last_check: int = 4000
+    # A refused region is tried again after this many calls, then at doubling intervals, up to the second value.
+    region_first_retry: int = 2
+    region_last_retry: int = 1000
+    # Followed calls of a function in which library calls are learnt where they come for the first time. In later ones
+    # most such calls never come again, as on ever new paths; so they are learnt when they come for the second time.
+    calls_learnt_at_once: int = 3
+    # Runs in a row that found something else than the one before, until the region is refused: an observed run takes
+    # twice the time.
+    region_disagreements: int = 3
+    max_known_types: int = 1000  # of values; a program may keep creating types
+    # Of a list, a set or an array that a library's call has read, so much is looked at before each memoized call.
+    max_watched_items: int = 1024
+    max_watched_bytes: int = 1024
+    max_known_codes: int = 20_000  # whose names are kept, and modules whose globals are
+    max_lookups: int = 3000  # lines of the guard of one region's Python code
+    max_twins: int = 4  # shape variants of one call at one place that are compared: in training and not, say
+    max_twin_places: int = 4096
+    max_notes: int = 8  # of one step: a layer that gets ever-changing numbers adds one each time
+    note_depth: int = 8  # levels of nested lists
+    note_length: int = 1000  # of strings
+
+    # Async launches (`dispatch/host_gaps`, `launch/async_launch`).
+
+    # Seconds of a host gap: a round trip to another thread takes 0.3 ms, and the extra segment costs a launch.
+    pause_long: float = 2e-3
+    # Seconds more for each operation before the gap: the segment that ends there has to be compiled, at 0.25 ms per
+    # operation, twice.
+    pause_longer: float = 1e-5
+    pause_share: float = 0.1  # of the call's time; shorter gaps in a long call are not worth it
+    pause_timed: tuple[int, ...] = (8, 9)  # the two calls that are timed and compared; empty: none
+    pause_operations: int = 8  # smaller segments are not launched as a whole
+    launch_threads: int = 2  # for calls on several threads of the program; more would only compete for cores
+    flight_worth: float = 5e-4  # seconds that Python should go on for: a round trip to the thread takes 0.3 ms
+
+    # What one call may spend on its own thread on observing and compiling (`base/budget`): no call should take more
+    # than five times its time without this package, plus two seconds.
+    call_times: float = 4.0  # what a call may spend, as a multiple of its time without this package,
+    call_seconds: float = 1.5  # and in addition; the rest of the two seconds is for what is not measured
+    graph_operation: float = 3.5e-4  # seconds to compile an operation into a graph, and launch it for the first time
+    # Visits after which a segment that no call has the budget for (some 5,000 operations) is compiled all the same: it
+    # pays from then on. One call is held up, by 3.3 s where there are 9,500.
+    hopeless_visits: int = 4
+    eager_operation: float = 1.5e-5  # seconds that an operation takes at least if the program issues it
+    timer_near: float = 1.0  # seconds; a one-shot timer due later than that is not a sampler
+
+    # Errors (`follow/follower`).
+
+    max_faults: int = 3  # calls in which the runtime itself failed; after them the function runs imperatively
+    max_raised_again: int = 1000  # operations of a call that re-raise a failure that the program could not catch
+    forced_event: int = -1  # for tests: the number of the operation at which the cursor reports a mismatch
+
+    # Decisions on the device (`control_flow/run/decisions`, `control_flow/run/placement`).
+
+    # Decisions at a place before its statement is staged, which takes as long as some hundred operations.
+    decision_patience: int = 16
+    decision_samples: int = 16  # iterations that are timed
+    max_decisions: int = 4096  # places
+    max_callers: int = 4096  # call sites
+    max_staged: int = 4  # stagings of a loop, for other shapes or Python values
+    max_staged_branches: int = 64  # stagings of a branch, which may belong to a stack of layers
+    max_stage_refused: int = 16
+    max_stage_again: int = 32
+    max_stage_idle: int = 4  # times that a loop made no iteration on the device, though Python went on with it
+    # Calls of each placement, device and Python: after the first few, in which things are still observed, they are
+    # compared after this many, and after two, three and four times as many; the faster one wins if it takes less than a
+    # share of the other's time. Otherwise the device keeps the statement, unless Python is faster by more than equal
+    # calls differ on a busy machine. A difference counts if it is more than this many standard errors.
+    contest_first: int = 4
+    contest_trials: int = 16
+    contest_most: int = 64
+    contest_clear: float = 0.85
+    contest_margin: float = 0.95
+    contest_sure: float = 3
+    contest_unusual: float = 3  # times the usual: outliers, which hit a busy moment, are clipped to this
+    contest_calls: int = 256  # in all, as calls in which something was new do not count
+
+    # Traced statements (`control_flow/trace`).
+
+    max_device_turns: int = 10_000  # iterations of a loop per launch, between which Python may be interrupted
+    max_python_turns: int = 256  # iterations of a loop over Python values, which is unrolled
+    max_staged_depth: int = 16  # nested calls that are staged
+    max_turns_apart: int = 8  # last iterations that a VJP stages separately; each takes as many operations as the body
+    max_read_handles: int = 1024
+    list_rows: int = 32  # of a buffer, until a loop is seen to need more
+    max_list_bytes: int = 1 << 24  # of a buffer
+    min_turn_room: int = 8  # iterations whose states can be saved for gradients
+    max_turn_bytes: int = 1 << 28  # saved for gradients in one launch
+    max_unwinding_flags: int = 3  # per call or `if`: they say which of its results have a cotangent
+    max_recursion: int = 3000  # nested calls on the device
+    recursion_margin: int = 100  # Python frames left for what the innermost call calls
+    max_recursion_stagings: int = 12  # of one function, until it is known what its calls have in common
+
+    # Export (`export/mutation_snapshot`).
+
+    max_export_places: int = 20_000  # that a step could mutate
+
+    # Training.
+
+    # Steps that are launched together: as many as these bounds allow, found by doubling.
+    max_steps_together: int = 8
+    max_operations_together: int = 2000  # of one launch: bounds the compile time
+    max_bytes_together: int = 1 << 25  # of their batches, which are held until the launch
+    together_patience: int = 16  # consecutive calls of nothing but memoized steps before more are launched together
+    together_doubt: int = 8  # consecutive other calls before steps are launched one by one again
+    data_patience: float = 1.0  # seconds that a data-preparing thread has to end
+    progress_interval: float = 0.1  # seconds between updates of the progress line
+    signal_grace: float = 1.0  # seconds that a running step has to finish after Ctrl-C
+
+
+tuning = Tuning()
+
+
+@contextlib.contextmanager
+def tuned(**changes: Any) -> Iterator[None]:
+    """Sets values by name within a scope, on all threads, and restores them however the scope ends."""
+    before = {name: getattr(tuning, name) for name in changes}
+    try:
+        for name, value in changes.items():
+            setattr(tuning, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(tuning, name, value)

@@ -1,0 +1,156 @@
+"""Loop launch: runs a traced loop on the device, for a program that waits for it.
+
+Where tapes watch its inputs, it also returns what its backward pass needs, with room for as many iterations as were
+seen so far. Where that is full the device stops; the rest is left to Python, or to the device's next run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coexec.base.tuning import tuning
+from coexec.control_flow.grad.iteration_records import IterationRecords, unstacked
+from coexec.control_flow.grad.iteration_vjp import IterationVjp
+from coexec.control_flow.grad.loop_vjp import LoopVjp
+from coexec.control_flow.grad.tape_records import SavedStates, record_loop, record_reads
+from coexec.control_flow.trace.list_buffers import GrowingList
+from coexec.control_flow.trace.read_guards import VariableRead
+from coexec.control_flow.trace.while_loops import TracedLoop
+from coexec.follow.device_control import FollowedCall
+from coexec.follow.synthetic_ops import issue, read
+from coexec.lowering.op_failures import differs
+from tracer.block import COUNT, FLAG, LOOP
+from tracer.errors import Refused
+from tracer.intercept import tape_is_empty
+from tracer.private import record
+
+Way = LoopVjp | IterationVjp  # the backward pass of a loop
+
+
+class LoopRun:
+    """A run of a loop on the device, from these arguments: `count` iterations, and whether the loop `goes_on` then."""
+
+    def __init__(self, run: FollowedCall, staged: TracedLoop, arguments: list[Any], vjp: Way | None, room: int) -> None:
+        self.staged, self.vjp = staged, vjp
+        self._run, self._arguments = run, arguments
+        self._loop = staged.loop if vjp is None else vjp.saving(room)
+        self._given = [
+            read(run, v.handle, spec) if type(v) is VariableRead else v
+            for v, spec in zip(arguments, staged.inputs, strict=True)
+        ]
+        states = [staged.inputs[k] for k in self._loop.states]
+        specs = [*states, COUNT, FLAG, *(vjp.rows(room) if vjp is not None else ())]
+        found = issue(run, LOOP, ("structure", self._loop), self._given, specs)
+        run.flush()
+        self._states, self._turned, holds = found[: len(states)], found[len(states)], found[len(states) + 1]
+        self._rows = found[len(states) + 2 :]
+        self.count, self.goes_on = int(self._turned.resolve()._numpy()), bool(holds.resolve()._numpy())
+        if vjp is not None and self.count:  # what is one tensor in Python must be one here: tapes know it by that
+            for n, place in vjp.alike.items():
+                self._states[n] = self._given[place] if place >= 0 else self._states[-1 - place]
+        self._taken: list[list[Any]] | None = None  # what lists get, where tapes know the tensors
+        self.has_widened = False  # whether the next run will have more room
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it stopped for lack of room for saved states."""
+        return self.vjp is not None and self.count == self._loop.limit and self.goes_on
+
+    @property
+    def lists_are_full(self) -> bool:
+        """Whether it may have stopped for lack of room in a list's buffer."""
+        counts = self._states[len(self._states) - 2 * len(self.staged.lists) :][1::2]
+        rooms = [grown.before[0]._out.spec.shape[0] for grown in self.staged.lists]
+        return self.goes_on and any(2 * int(count.resolve()) > room for count, room in zip(counts, rooms, strict=True))
+
+    def record(self) -> None:
+        """Records the iterations on tapes."""
+        if self.vjp is not None and self.count:
+            record_reads(self._arguments, self._given)
+            if isinstance(self.vjp, IterationVjp):
+                links = IterationRecords(self._run, self.vjp, self._given, self._states, self._rows, self.count)
+                self._states[: self.vjp.count], self._taken = links.record()
+                return
+            saved = SavedStates(self._given, self.count, self._turned, self._rows, self._loop.limit)
+            record_loop(self._run, self.vjp, self._states, saved)
+
+    def after(self, before: dict[str, Any]) -> dict[str, Any]:
+        """Returns the values of the local variables that the iterations change."""
+        if not self.count:
+            return {}
+        tensors = iter(self._states)
+        after = {s.name: s.join(tensors, before.get(s.name), self.count) for s in self.staged.states}
+        return {**after, **self.staged.constants}
+
+    def hand_over(self, variables: dict[str, Any]) -> int:
+        """Appends the grown rows to the lists that the variables hold; returns the largest number of rows."""
+        lists = self.staged.lists
+        if not lists:
+            return 0
+        if self._taken is not None:
+            return _hand_over([(variables[g.name], taken) for g, taken in zip(lists, self._taken, strict=True)])
+        grown = self._states[len(self._states) - 2 * len(lists) :]
+        return _hand_over(_parts_of(self._run, lists, grown, variables))
+
+
+def vjp_for(staged: TracedLoop, arguments: list[Any]) -> Way | str | None:
+    """Returns a loop's VJP if some tape watches its inputs, else None; where there is no VJP, says why."""
+    if tape_is_empty() or not is_watched(arguments):
+        return None
+    if staged.vjp is None:
+        try:
+            staged.vjp = _trace_vjp(staged)
+            for step in staged.vjp.steps:
+                if difference := differs(step.op or ""):
+                    raise Refused(f"{step.op} {difference}")
+        except Refused as refused:
+            staged.vjp = str(refused)
+    vjp: Way | str = staged.vjp
+    if not isinstance(vjp, str) and is_watched([arguments[k] for k in vjp.sparse]):
+        return "a gradient is sparse"
+    return vjp
+
+
+def _trace_vjp(staged: TracedLoop) -> Way:
+    if not staged.lists:
+        return LoopVjp(staged.loop, staged.inputs)
+    if staged.turn is None:
+        raise Refused("a list grows in some turns otherwise than in others")
+    return IterationVjp(staged.loop, staged.inputs, staged.turn, staged.taken)
+
+
+def room_for(vjp: Way | None, turns: int, most: int) -> int:
+    """Returns how many iterations to make room for after `turns` were seen, within `most` and the memory limit."""
+    if vjp is None:
+        return most
+    room = tuning.min_turn_room
+    while room < turns:
+        room *= 2
+    return max(min(room, most, tuning.max_turn_bytes // max(vjp.size, 1)), 1)
+
+
+def is_watched(values: list[Any]) -> bool:
+    """Returns whether some tape watches one of these values, or will once it is read, as with trainable variables."""
+    if any(type(v) is VariableRead and v.variable.trainable for v in values):
+        return True
+    return bool(values) and record.should_record_backprop([v.handle if type(v) is VariableRead else v for v in values])
+
+
+def _parts_of(
+    run: FollowedCall, lists: list[GrowingList], tensors: list[Any], variables: dict[str, Any]
+) -> list[tuple[Any, list[Any]]]:
+    """Returns the lists that the variables hold, each with its new rows.
+
+    `tensors` are each list's buffer and its number of filled rows.
+    """
+    found: list[tuple[Any, list[Any]]] = []
+    for grown, buffer, count in zip(lists, tensors[::2], tensors[1::2], strict=True):
+        found.append((variables[grown.name], unstacked(run, buffer, int(count.resolve()))))
+    return found
+
+
+def _hand_over(parts: list[tuple[Any, list[Any]]]) -> int:
+    """Appends to each list what it gets; returns the largest number."""
+    for held, tensors in parts:
+        held.extend(tensors)
+    return max((len(tensors) for _, tensors in parts), default=0)

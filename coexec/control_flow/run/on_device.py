@@ -1,0 +1,37 @@
+"""On device: the implementation of `DeviceControl`, for functions with `control_flow=True`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+from coexec.base.stats import EventLog
+from coexec.control_flow.run.decisions import Decisions
+from coexec.control_flow.run.graph_functions import GraphFunctions
+from coexec.follow.device_control import FollowedCall, TimedCall
+from tracer.lazy import LazyTensor
+
+
+class OnDevice:
+    """Implements `DeviceControl` for one co-executed function."""
+
+    def __init__(self, ledger: EventLog) -> None:
+        self._decisions = Decisions(ledger)
+        self._functions = GraphFunctions(ledger)
+
+    def decide(self, run: FollowedCall, lazy: LazyTensor, frame: FrameType) -> bool:
+        """Returns the truth of a tensor, or the answer that leads Python to where the device is."""
+        return self._decisions.decide(run, lazy, frame)
+
+    def call_function(self, run: FollowedCall, op: Any, inputs: Sequence[Any]) -> list[LazyTensor] | None:
+        """Follows a call of a graph function; None if it must run on its own."""
+        return self._functions.call(run, op, inputs)
+
+    def took(self, trial: TimedCall, seconds: float | None) -> None:
+        """Notes the time of a timed call."""
+        self._decisions.placements.took(trial, seconds)
+
+    def clear(self) -> None:
+        """Forgets what was learnt of decisions."""
+        self._decisions.clear()

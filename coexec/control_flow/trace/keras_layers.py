@@ -1,0 +1,37 @@
+"""Keras layers: calls of layers while a statement is traced, and which layers qualify.
+
+Relies on `Layer._flatten_layers`, which returns a Keras layer and its sublayers, and on `Layer._called` and
+`ResourceVariable._variable_read`, which record whether that was ever done.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+from tracer.location import is_user
+
+
+def note_call(layer: Any) -> None:
+    """Marks a layer and its sublayers as called, and their variables as read.
+
+    The first call of a built layer changes nothing else; marked beforehand, that is no effect of the watched call.
+    """
+    for inner in layer._flatten_layers():
+        if not inner._called:
+            inner._called = True
+    for variable in layer.variables:
+        if getattr(variable.value, "_variable_read", None) is False:
+            variable.value._variable_read = True
+
+
+def is_plain_keras(layer: Any) -> bool:
+    """Returns whether a layer and its sublayers run only Keras' own code.
+
+    Then calling it once more to find out whether it does more than compute does no harm.
+    """
+    for inner in layer._flatten_layers():
+        held = [v for v in vars(inner).values() if isinstance(v, types.FunctionType)]
+        if not type(inner).__module__.startswith("keras.") or any(is_user(v.__code__) for v in held):
+            return False
+    return True

@@ -1,0 +1,387 @@
+"""Controller: decides how each call of a function runs, and sees it through."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import tensorflow as tf
+
+from coexec.base import fork, modes
+from coexec.base.options import Divergence, Options
+from coexec.base.stats import EventLog, Kind
+from coexec.base.tuning import tuning
+from coexec.debug.nan_watch import NanWatch
+from coexec.dispatch.host_gaps import TimedFollower, is_timed, note
+from coexec.dispatch.profitability import Profitability
+from coexec.dispatch.return_values import hand_out
+from coexec.dispatch.shape_policy import ShapePolicy, Verdict
+from coexec.dispatch.tail_launch import launch_tail
+from coexec.follow.call_state import LateLaunch
+from coexec.follow.device_control import DeviceControl, EarlyReturn
+from coexec.follow.follower import Follower, LibraryCall
+from coexec.launch.executor import SegmentExecutor
+from coexec.memoize.call_site import CallSites
+from coexec.memoize.known_calls import KnownCalls
+from tracer import intercept, library
+from tracer.faults import absorbs, is_fault, passes
+from tracer.graph import Step, TraceGraph
+from tracer.location import mark_entry
+from tracer.merge import merge
+from tracer.private import context
+from tracer.recorder import Recorder
+from tracer.trace import Trace
+
+
+class Controller:
+    """Runs the calls of one function: records the first, follows the others, backs off where that does not pay."""
+
+    def __init__(self, function: Callable[..., Any], options: Options, name: str) -> None:
+        self.function = function
+        self.options = options
+        self.name = name
+        self.ledger = EventLog()
+        self.graph = TraceGraph(name)
+        self.segments = SegmentExecutor(options, self.ledger, name)
+        self.known_calls = KnownCalls()
+        self.control: DeviceControl | None = None  # of a function made with `control_flow=True`
+        if options.control_flow:
+            from coexec.control_flow import OnDevice  # what does not ask for it works without that package
+
+            self.control = OnDevice(self.ledger)
+        if options.regions:
+            library.install()
+        self._lock = threading.Lock()
+        self.account = Profitability()
+        self.sizes = ShapePolicy()
+        self._followed = 0
+        self._faults = 0  # calls in which the runtime itself has failed
+        self.given_up = False
+        self._pauses: list[Step] = []  # of the last call that was timed
+        self._options: dict[tuple[bool, bool, bool], Options] = {}  # under modes
+        self._unvalidated = 0  # calls since the first under a mode that validates
+        self.last_events = 0
+        self.ahead = False  # whether the last launch of a call may go on behind it
+        self._under_way: LateLaunch | None = None
+        self.whole = 0, 0  # regions and operations of the last call, if it was nothing else
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls the function once, in one of three ways; nothing but the speed depends on which."""
+        attempt = Attempt(self.function)
+        try:
+            ctx = context.context()
+            if intercept.current_handler() is not None or not ctx.executing_eagerly() or ctx.op_callbacks:
+                # Part of a followed call, or of a graph being traced. (Not by `run`, where locations end.)
+                return attempt(*args, **kwargs)
+            if self.given_up:
+                self.ledger.count("calls", "imperative")
+                return attempt(*args, **kwargs)
+            return self._call(attempt, args, kwargs)
+        except Exception as error:
+            if self.options.strict or attempt.raised is error or not absorbs(error):
+                raise
+            return self._go_on(attempt, error, args, kwargs)
+        finally:
+            attempt.raised = None  # whose traceback holds this frame
+
+    def _go_on(self, attempt: Attempt, error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Sees a call through in which the runtime itself has failed, before or behind the program's function."""
+        following = attempt.following
+        intercept.handle(None)
+        try:
+            if following is not None:
+                following.give_way()
+        finally:
+            if attempt.holds:
+                attempt.holds = False
+                intercept.release()
+        self._failed([error])
+        context = error.__context__
+        while context is not None and context is not attempt.outer:  # what was on its way to the program
+            if not is_fault(context):
+                raise context
+            context = context.__context__
+        if attempt.raised is not None:
+            raise attempt.raised
+        if not attempt.results:
+            return self.function(*args, **kwargs)
+        return attempt.results[0]
+
+    def _failed(self, errors: list[BaseException]) -> None:
+        """Notes failures of the runtime's own, and forgets what was learnt; a function that fails again is given up."""
+        for error in errors:
+            lines = traceback.format_exception(type(error), error, error.__traceback__)
+            text = "".join(lines).rstrip()
+            self.ledger.cause(Kind.FAULT, text, self.name, "report it; the call went on imperatively")
+            error.__traceback__ = None  # its frames hold the call's tensors
+        self.clear()
+        self._faults += 1
+        if self._faults >= tuning.max_faults:
+            self.given_up = True
+            text = f"the runtime has failed in {self._faults} calls: from now on they run plainly"
+            self.ledger.cause(Kind.BACKOFF, text, self.name)
+
+    def _call(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.ledger.count("calls")
+        self.whole = 0, 0
+        mode = modes.current()
+        if self._under_way is not None and (mode is not modes.NONE or not self.ahead):
+            self.land()
+        if mode.debug_nans:
+            return self._run_watched(attempt, args, kwargs, mode.nans_directory)
+        if fork.forked:
+            fork.warn_once()
+        if mode.imperative or fork.forked or tf.config.functions_run_eagerly():
+            self.ledger.count("imperative")
+            return attempt(*args, **kwargs)
+        options, settled, invests = self.options, False, False
+        if mode is not modes.NONE:
+            options, settled = self._options_under(mode), mode.settled
+        if not (mode.strict or mode.validate_every):
+            if not self.account.admit():
+                return self._run_plainly(attempt, args, kwargs)
+            verdict = self.sizes.judge(args, kwargs, self.account.affords, self.graph.size() < tuning.graph_room)
+            if not verdict:
+                text = "its arguments come in ever other sizes: calls run plainly until one has come often"
+                self.ledger.cause(Kind.BACKOFF, text, self.name, "coexec.dynamic pads arguments to few sizes")
+                return self._run_plainly(attempt, args, kwargs)
+            invests = verdict is Verdict.INVEST
+        intercept.hold()
+        attempt.holds = True
+        try:
+            if len(self.graph.nodes) > 1 or self.graph.exits:
+                return self._follow(attempt, args, kwargs, options, settled, invests)
+            if settled:
+                raise Divergence(f"nothing is known of {self.name}: its first call would be recorded")
+            return self._record(attempt, args, kwargs)
+        finally:
+            intercept.release()
+            attempt.holds = False
+
+    def _options_under(self, mode: modes.Mode) -> Options:
+        validating = False
+        if mode.validate_every:
+            validating = self._unvalidated % mode.validate_every == 0
+            self._unvalidated += 1
+        key = strict, _, trusting = self.options.strict or mode.strict, validating, mode.validate_every == 0
+        options = self._options.get(key)
+        if options is None:
+            options = replace(self.options, strict=strict, validating=validating, trusting=trusting)
+            self._options[key] = options
+        return options
+
+    def _run_watched(
+        self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any], directory: str | None
+    ) -> Any:
+        self.ledger.count("imperative")
+        intercept.hold()
+        try:
+            with intercept.handling(NanWatch(directory)):
+                return run(attempt, args, kwargs)
+        finally:
+            intercept.release()
+
+    def _run_plainly(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.land()
+        self.ledger.count("imperative")
+        began = time.perf_counter()
+        try:
+            return attempt(*args, **kwargs)
+        finally:
+            self.account.ran_plainly(time.perf_counter() - began)
+
+    def _record(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.land()
+        recorder = Recorder(Trace())
+        recorder.strict = self.options.strict
+        try:
+            with intercept.handling(recorder):
+                results = attempt.results = [run(attempt, args, kwargs)]
+            recorder.trace.finished = True
+            return results[0]
+        finally:
+            self.ledger.count("recorded")
+            if recorder.failed is None:
+                self._learn(recorder.trace)
+            else:
+                self._failed([recorder.failed])
+
+    def _follow(
+        self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options, settled: bool,
+        invests: bool,
+    ) -> Any:  # fmt: skip
+        self._followed += 1
+        kind = TimedFollower if is_timed(self._followed) else Follower
+        following = attempt.following = kind(
+            self.graph, self.segments, self.ledger, options, self._call_site, self.control, self._under_way
+        )
+        self._under_way = None
+        finished = False
+        compiles, validated = self.ledger.counts["compiles"], self.ledger.counts["validated"]
+        began = time.perf_counter()
+        try:
+            with intercept.handling(following), following:
+                results = attempt.results = [run(attempt, args, kwargs)]
+                if self.ahead and kind is Follower:
+                    launch_tail(following)
+            finished = True
+            if isinstance(following, TimedFollower):
+                self._note_pauses(following)
+            if following.ahead is None:
+                hand_out(results, following.tapes.alive())
+            if settled and (following.cursor.adopted or self.ledger.counts["compiles"] > compiles):
+                raise Divergence(f"a call of {self.name} was not wholly known: it took new wiring or compiling")
+            return results[0]
+        finally:
+            try:
+                if following.is_under_way():  # something has come in the way of that
+                    following.finish()
+                self._leave(following, finished)
+            finally:
+                if errors := following.errors():
+                    self._failed(errors)
+                self._settle(following, finished)
+                seconds = time.perf_counter() - began
+                if self.segments.audits.open:
+                    self.segments.audits.called(seconds)
+                counts = self.ledger.counts
+                compiled = (compiles, validated) != (counts["compiles"], counts["validated"])
+                known = not following.cursor.adopted and following.recorder is None and not compiled
+                if following.trial is not None:
+                    assert self.control is not None
+                    self.control.took(following.trial, seconds if known and finished and kind is Follower else None)
+                if invests:
+                    self.account.invested(seconds)
+                elif following.trial is None or following.trial.on_device:
+                    most = tuning.following_patience if known else math.inf
+                    self._consider(following, seconds, tuning.following_compiled if compiled else most)
+
+    def _call_site(self, following: Follower) -> LibraryCall:
+        return CallSites(following, self.known_calls).call
+
+    def _leave(self, following: Follower, finished: bool) -> None:
+        """Leaves a call: lands what is under way, but for the call's own last launch, where that may go on."""
+        ahead = following.ahead
+        if ahead is not None:
+            ahead.outlive()
+            if finished:
+                self._under_way = ahead
+            else:
+                ahead.land()
+            return
+        try:
+            if following.before is not None:  # nothing was launched since
+                following.before.land()
+        finally:
+            for lazy in following.close():
+                intercept.keep_while_alive(lazy)
+
+    def land(self) -> None:
+        """Waits for what the last call has left under way, where calls may; raises what came of it."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way.land()
+
+    def _note_pauses(self, following: TimedFollower) -> None:
+        before, self._pauses = self._pauses, following.pauses()
+        if note(before, self._pauses):
+            text = "Python takes its time here: operations before it are launched beside it"
+            self.ledger.cause(Kind.CUT, text, self.name)
+
+    def _consider(self, following: Follower, seconds: float, most: float) -> None:
+        """Has the next calls run plainly if following them does not pay; strict functions are always followed."""
+        if not self.options.strict and self.account.followed(seconds, _is_routine(following, seconds), most):
+            text = "following took longer than plain calls, so some run plainly"
+            self.ledger.cause(Kind.BACKOFF, text, self.name, "see the divergences")
+
+    def _settle(self, following: Follower, finished: bool) -> None:
+        """Counts a followed call, and learns what it recorded."""
+        cursor, recorder = following.cursor, following.recorder
+        followed = cursor.count()
+        self.ledger.count(
+            "diverged" if recorder is not None else "followed", ops_followed=followed, regions=following.regions
+        )
+        self.last_events = followed
+        if recorder is None and followed == following.jumped:
+            self.whole = following.regions, followed
+        if recorder is not None:
+            recorder.trace.finished = finished
+            if following.graph is self.graph and recorder.failed is None:  # and was not cleared meanwhile
+                self._learn(recorder.trace)
+        elif finished and following.graph is self.graph:
+            self.graph.exits.add((cursor.last or self.graph.entry).number)
+        if self.graph.size() > tuning.max_graph:
+            self.clear()
+
+    def _learn(self, trace: Trace) -> None:
+        self.ledger.count(ops_recorded=len(trace.calls))
+        with self._lock, intercept.handling(None):
+            merge(self.graph, trace)
+
+    def clear(self) -> None:
+        """Forgets all paths and releases all executables."""
+        with self._lock:
+            self.segments.clear()
+            self.known_calls.clear()
+            if self.control is not None:
+                self.control.clear()
+            self.graph = TraceGraph(self.name)
+            self.account, self.sizes = Profitability(), ShapePolicy()
+
+
+class Attempt:
+    """One call of the program's function, and how far it has come, for whoever has to see it through."""
+
+    __slots__ = ("following", "function", "holds", "outer", "raised", "results")
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.outer = sys.exc_info()[1]  # that the program is dealing with
+        self.following: Follower | None = None
+        self.holds = False  # whether it keeps the hooks in place
+        self.raised: BaseException | None = None  # by the function
+        self.results: list[Any] = []  # nothing, or what it has returned
+
+    @passes
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function plainly."""
+        try:
+            result = self.function(*args, **kwargs)
+        except BaseException as error:
+            self.raised = error
+            raise
+        self.results = [result]
+        return result
+
+
+def _is_routine(following: Follower, seconds: float) -> bool:
+    """Whether a call went as calls should: on known paths, and launched in large pieces.
+
+    So did any that took less time than its operations would at least, one by one.
+    """
+    if seconds < tuning.eager_operation * following.cursor.count():
+        return True
+    if following.recorder is not None or following.cursor.adopted or following.replayed:
+        return False
+    return following.cursor.count() >= tuning.worthwhile_launch * following.launched
+
+
+@passes
+def run(attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls the user's function; locations end at this frame."""
+    try:
+        return attempt.function(*args, **kwargs)
+    except EarlyReturn as early:
+        return early.value
+    except BaseException as error:
+        attempt.raised = error
+        raise
+
+
+mark_entry(run.__code__)

@@ -1,0 +1,65 @@
+"""Sizes: which calls of a function that is given ever other sizes are worth following."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from coexec.base.tuning import tuning
+from tracer.lazy import LazyTensor
+from tracer.private import EagerTensor
+
+
+class Verdict(enum.IntEnum):
+    """What a call is to do; those that are followed are true."""
+
+    PLAIN = 0
+    FOLLOW = 1
+    INVEST = 2  # followed, and what that takes is not held against following
+
+
+class ShapePolicy:
+    """The sizes of one function's arguments, and how often each combination has come."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Any, int] = {}
+
+    def judge(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], affords: Callable[[], bool], room: bool = True
+    ) -> Verdict:
+        """Notes a call; says whether it is to be followed.
+
+        `affords`: whether following has saved enough for another size; `room`: whether there is any for its path.
+        """
+        seen, key = self._seen, _shapes((args, kwargs) if kwargs else args, tuning.size_depth)
+        times = seen.get(key)
+        if times is None:
+            times = 0
+            if len(seen) < tuning.sizes_followed and room:  # the very first is like any call of a function that is new
+                times = tuning.size_often if seen else tuning.size_often + tuning.size_invested
+            if len(seen) >= tuning.max_sizes:
+                for old in list(seen)[: tuning.max_sizes // 2]:
+                    seen.pop(old, None)
+        if tuning.size_soon <= times < tuning.size_often and room and affords():
+            times = tuning.size_often + tuning.size_invested
+        if times == tuning.size_often and not room:
+            return Verdict.PLAIN
+        if times <= tuning.size_often + tuning.size_invested:
+            seen[key] = times + 1
+        if times < tuning.size_often:
+            return Verdict.PLAIN
+        return Verdict.INVEST if times < tuning.size_often + tuning.size_invested else Verdict.FOLLOW
+
+
+def _shapes(value: Any, depth: int) -> Any:
+    kind = type(value)
+    if kind is EagerTensor or kind is LazyTensor:
+        return value._shape_tuple()
+    if kind is np.ndarray:
+        return value.shape
+    if depth and (kind is tuple or kind is list or kind is dict) and len(value) <= tuning.size_items:
+        return tuple([_shapes(item, depth - 1) for item in (value.values() if kind is dict else value)])
+    return None

@@ -1,0 +1,275 @@
+"""Pending: what a followed call holds back, up to where it is cut."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from coexec.base.options import Divergence
+from coexec.base.stats import Kind
+from coexec.follow.call_state import CallState, Event, Phase, after
+from coexec.follow.liveness import Reference, let_go, present, telling
+from coexec.launch.keras_error_context import take_note
+from coexec.launch.segment import PendingSegment
+from coexec.lowering.op_failures import can_fail, needs_check
+from tracer import intercept
+from tracer.cursor import FORCED, Mismatch
+from tracer.faults import absorbs, is_fault
+from tracer.graph import Step
+from tracer.location import FREE, NAMED, PASSED, fate
+from tracer.op import FINALIZERS
+from tracer.private import context
+
+# Where the cursor is during a flight: nothing follows this step, so that the launch lands before the next operation.
+IN_FLIGHT = Step(None, None, None, None, (), {}, {}, ())
+
+
+def settle_risk(run: CallState, step: Step) -> bool:
+    """Finds out what a failure of an operation would mean at this place; returns whether it is to be carried out now.
+
+    Where Keras alone could catch the error, what it would write into it is noted for later instead.
+    """
+    inside = run.phase is Phase.OBSERVING
+    if step.pause:
+        return not inside
+    assert step.node is not None
+    guarded = step.node.guarded
+    if step.risky is None:
+        step.risky = guarded != FREE and can_fail(step)
+        step.settle_plain()
+    if not step.risky:
+        return False
+    if guarded == PASSED:
+        guarded = fate()
+    if guarded != NAMED or not (inside or needs_check(step)):
+        return guarded != FREE
+    # Only Keras could catch it, to note the layer: in a library call that runs no user code not worth a cut at all.
+    return not (take_note(run.notes, step) or inside)
+
+
+def held_back(run: CallState, last: Step) -> PendingSegment:
+    """Returns what a followed call holds back up to `last`, with what tapes will need of it."""
+    run.tapes.keep()
+    cursor, values = run.cursor, run.values
+    del values[last.end :]  # an interrupt may have come between two of these lists' growing
+    numbers = present(values)
+    run.telling += telling(values, numbers)
+    held = let_go(values, numbers)
+    alive = [i for i in held if values[i]._out.const is None]
+    feeds, seeds = cursor.externals[: last.external], cursor.seeds[: last.draws]
+    return PendingSegment(
+        last, feeds, seeds, values, held, alive, assertions=run.assertions, notes=run.notes, budget=run.budget
+    )
+
+
+def land_before(run: CallState, last: Step) -> None:
+    """Lands what the call before has left under way; where that fails, this call's operations never come about."""
+    before, run.before = run.before, None
+    if before is not None:
+        try:
+            before.land()
+        except BaseException as error:
+            values, run.values = run.values, []
+            run.survivors += [Reference(value) for value in values if value is not None]
+            _fail(run, error, PendingSegment(last, [], [], [], [], []))
+            raise
+
+
+def launch_beside(run: CallState) -> None:
+    """Launches what a followed call holds back, beside Python where that can be, and else at once."""
+    with run.lock:
+        land_before(run, run.cursor.step)
+        cursor, step, flight = run.cursor, run.cursor.step, None
+        if run.device is None and run.forced < 0:  # launches on a GPU return before they are done
+            pending, handles = held_back(run, step), cursor.handles
+            cursor.handles = set()
+            try:
+                _settle_others(run, pending.feeds, handles)
+            finally:
+                cursor.handles = handles
+            phase = after(run.phase, Event.LAUNCH)
+            flight = run.segments.launch_async(pending, run.options)
+        if flight is None:
+            flush(run)
+        else:
+            run.flight, cursor.step, run.phase = (step, flight), IN_FLIGHT, phase
+
+
+def _settle_others(run: CallState, feeds: list[Any], handles: set[int]) -> None:
+    """Has other calls carry out what they hold back on variables that this one works on.
+
+    Its own handles are hidden meanwhile: the others ask in turn.
+    """
+    if handles and intercept.has_others(run):
+        intercept.settle_for([feed for feed in feeds if id(feed) in handles], but=run)
+
+
+def flush(run: CallState, awaited: Step | None = None) -> None:
+    """Carries out all that a followed call holds back.
+
+    `awaited`: the operation at whose place in the program that happens, for it may fail.
+    """
+    with run.lock:
+        cursor = run.cursor
+        cursor.step, flight = run.flight or (cursor.step, None)
+        if flight is not None:
+            cursor.step.pause = flight.is_worth_it()
+        while cursor.step.parent is not None and cursor.step.end > len(run.values):
+            cursor.step = cursor.step.parent  # matched and not answered: an interrupt came in between
+        if run.recorder is None and cursor.step.parent is not None:
+            carry_out(run, cursor.step, awaited)
+            if flight is not None:
+                flight.resume()
+
+
+def flush_for(run: CallState, inputs: Iterable[Any]) -> None:
+    """Carries out all that a followed call holds back if it takes one of these tensors."""
+    if any(run.cursor.place(v) is not None for v in inputs):
+        flush(run)
+
+
+def admit(run: CallState, op: str, inputs: Iterable[Any]) -> bool:
+    """Lands what is in flight; returns whether an operation may be the next one of a followed call.
+
+    A finalizer is none, and a test may have asked for a divergence here.
+    """
+    if op in FINALIZERS:
+        flush_for(run, inputs)
+        return False
+    if run.flight is not None:
+        flush(run)
+    return not is_forced(run)
+
+
+def is_forced(run: CallState) -> bool:
+    """Diverges where a test has asked for that; returns whether it has."""
+    if not 0 <= run.forced <= run.cursor.count():
+        return False
+    diverge(run, FORCED)
+    return True
+
+
+def diverge(run: CallState, mismatch: Mismatch | None) -> None:
+    """Carries out what is pending and lets a recorder take over."""
+    flush(run)
+    assert mismatch is not None
+    run.ledger.cause(Kind.DIVERGENCE, str(mismatch), mismatch.location, mismatch.hint)
+    run.record(Event.DIVERGE)
+    if run.options.strict:
+        raise Divergence(f"{mismatch}, at {mismatch.location}")
+
+
+def launch_behind(run: CallState, step: Step) -> None:
+    """Launches up to an operation that may fail where user code could catch it, or behind which Python pauses."""
+    if step.pause and run.cursor.step is step:  # accumulators issue operations of their own behind it
+        launch_beside(run)
+    else:
+        flush(run, step)
+
+
+def carry_out(run: CallState, last: Step, awaited: Step | None = None) -> None:
+    """Carries out the segment of a followed call that ends behind `last`, and cuts: once, whatever interrupts it."""
+    land_before(run, last)
+    pending, cursor = held_back(run, last), run.cursor
+    until, handles = cursor.step, cursor.handles
+    try:
+        run.values, cursor.handles = [], set()
+        if run.flight is None:
+            _settle_others(run, pending.feeds, handles)
+        else:
+            phase = after(run.phase, Event.LAND)
+            pending.flight, run.flight, run.phase = run.flight[1], None, phase
+        if run.device is None and context.executing_eagerly():
+            launched = run.segments.run(pending, run.options)
+        else:  # a graph that is being made wants a value: of what is done for it, nothing is to become part of it
+            with tf.init_scope(), tf.device(run.device):
+                launched = run.segments.run(pending, run.options)
+        _end(run, pending)
+        run.launched, run.replayed = run.launched + launched, run.replayed + (not launched)
+    except Exception as error:
+        if run.options.strict or not absorbs(error):
+            try:
+                _fail(run, error, pending, awaited)
+            except Exception as fault:
+                if run.options.strict or not absorbs(fault):
+                    raise
+                _go_on_plainly(run, fault, pending)
+            raise
+        try:
+            _rescue(run, pending)
+        except Exception as failure:
+            if not is_fault(failure):
+                failure.__suppress_context__ = True
+            _fail(run, failure, pending, awaited)
+            raise
+        run.faults.append(error)
+    except BaseException as interrupt:  # of Python, at any instruction
+        if pending.is_done():
+            if cursor.step is until:
+                cursor.step = last
+                _end(run, pending)
+        elif pending.begun or pending.flight is not None:
+            _fail(run, interrupt, pending, awaited)
+        else:  # it is still to come
+            run.values, cursor.handles = pending.values, handles
+        raise
+
+
+def _rescue(run: CallState, pending: PendingSegment) -> None:
+    """Carries out what an error of the runtime's own has kept a segment from: what has run does not run again."""
+    flight = pending.flight
+    if flight is not None:
+        with contextlib.suppress(Exception):  # then nothing was written
+            flight.land()
+        pending.executable, pending.flight = flight.executable, None
+        pending.results.extend(flight.into[len(pending.results) :])
+    if not pending.is_done():
+        if pending.results:  # a check has failed: nothing was written
+            pending.results.clear()
+        with tf.init_scope(), tf.device(run.device):
+            run.segments.replay(pending)
+    pending.last.executables = None
+    if not pending.ended:
+        _end(run, pending)
+    run.replayed += 1
+
+
+def _go_on_plainly(run: CallState, fault: Exception, pending: PendingSegment) -> None:
+    """Has a call go on behind a failed operation where an error of the runtime's own keeps it from being recorded."""
+    run.faults.append(fault)
+    if run.recorder is None:
+        if run.cursor.step.parent is not None:
+            run.cursor.step = pending.last
+            run.cursor.cut()
+        run.record_plainly(fault)
+
+
+def _fail(run: CallState, error: BaseException, pending: PendingSegment, awaited: Step | None = None) -> None:
+    """Has a call go on with a recorder behind a segment of which an operation has failed, or that was interrupted."""
+    last, run.error = pending.last, error
+    # Where it is raised, somebody may swallow it who has nothing to do with it (a `try` that began later, another
+    # thread): then it is raised again, by the next operations and at the end of the call.
+    expected = pending.at is last is awaited and last.risky and isinstance(error, Exception)
+    event = Event.FAIL_IN_PLACE
+    if not expected or threading.get_ident() != run.owner:
+        run.deferred = run.unseen = error
+        event = Event.FAIL_LATE
+    run.ledger.cause(Kind.FAILURE, f"{type(error).__name__}: {str(error)[:200]}", last.place)
+    if run.recorder is None:
+        run.cursor.step = last
+        run.cursor.cut()
+        run.record(event)
+    else:
+        run.move(event)
+
+
+def _end(run: CallState, pending: PendingSegment) -> None:
+    survivors = [Reference(pending.values[i]) for i in pending.held]
+    run.cursor.cut()
+    run.survivors += survivors
+    run.assertions, run.notes = {}, {}
+    pending.ended = True

@@ -1,0 +1,453 @@
+"""Following: answers a call's operations with lazy tensors while the cursor knows them, and launches segments.
+
+Nothing runs before it is validated: what is launched has been issued by the running Python and matched. So a
+divergence needs no way back: what is pending is carried out, and a recorder takes over in the same Python frame.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import tensorflow as tf
+
+from coexec.base.options import Options
+from coexec.base.stats import EventLog, Kind
+from coexec.base.tuning import tuning
+from coexec.follow.assertions import ASSERTIONS, assume, assume_statement
+from coexec.follow.call_state import CallState, Event, LateLaunch, Phase, after, lock
+from coexec.follow.device_control import DeviceControl
+from coexec.follow.flush import admit, carry_out, diverge, flush, flush_for, is_forced, launch_behind, settle_risk
+from coexec.follow.liveness import referenced
+from coexec.follow.tape_entry import FastEntry
+from coexec.launch.executor import SegmentExecutor
+from tracer import intercept, operators
+from tracer.constants import constant_output, index_outputs
+from tracer.cursor import Mismatch
+from tracer.errors import FailedTensor
+from tracer.faults import absorbs, is_fault
+from tracer.graph import Step, TraceGraph
+from tracer.inputs import as_spelled, settle, small, spelled
+from tracer.intercept import tape_is_empty
+from tracer.lazy import LazyTensor, has_pending, new_lazy
+from tracer.location import place_of
+from tracer.op import plain_name, signature_of
+
+_new = LazyTensor.__new__
+
+assert operators  # imported for what it installs
+
+# Makes a library call of the program's: function, positional and keyword arguments.
+LibraryCall = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Follower(CallState):
+    """The handler of one call that is followed; after a divergence it passes on to a recorder."""
+
+    __slots__ = ("control", "library")
+
+    def __init__(
+        self,
+        graph: TraceGraph,
+        segments: SegmentExecutor,
+        ledger: EventLog,
+        options: Options,
+        call_site: Callable[[Follower], LibraryCall],
+        control: DeviceControl | None,
+        before: LateLaunch | None = None,
+    ) -> None:
+        super().__init__(graph, segments, ledger, options, before, self.constant)
+        self.control = control
+        self.library = call_site(self)
+
+    def expected(self, op: str, args: tuple[Any, ...]) -> Any:
+        """Answers an operation if it is the one that comes next, and one tensor comes out; else returns None."""
+        with lock:
+            cursor = self.cursor
+            step = cursor.step.hot
+            if step is None or self.recorder is not None or self.forced >= 0:
+                return None
+            if step.spelled is not None:
+                args = as_spelled(step.spelled, args, self)
+            if step.plain:
+                if not cursor.is_next(step, op, args):
+                    return None
+            elif not step.single or step.host or step.risky is not False or not cursor.match(step, op, args, None):
+                return None
+            lazy: LazyTensor = _new(LazyTensor)  # `new_lazy`, without the call
+            lazy._out = step.outputs[0]
+            lazy._key = cursor.base + step.first
+            lazy._run = self
+            lazy._value = None
+            before = cursor.step
+            self.values.append(lazy)
+            cursor.step = step
+            if not tape_is_empty():  # accumulators issue operations on what came out
+                try:
+                    self.tapes.record(step, op, args, lazy, cursor.externals)
+                except Exception:
+                    self._retract(before)
+                    raise
+            return lazy
+
+    def fast(self, op: str, name: Any, args: tuple[Any, ...]) -> Any:
+        """Answers an operation issued by a generated wrapper."""
+        if self.recorder is not None:
+            if self.phase is Phase.FAILED:
+                self._raise_deferred()
+            return self.recorder.fast(op, name, args)
+        with lock:
+            cursor = self.cursor
+            before = cursor.step
+            step = before.hot
+            try:
+                if step is None or step.host or self.forced >= 0 or self.recorder is not None:
+                    step, args = self._step_of(op, args, None)
+                else:  # `_step_of` for the step that came last time, which is not compared again where it is another
+                    given = args if step.spelled is None else as_spelled(step.spelled, args, self)
+                    if cursor.is_next(step, op, given) if step.plain else cursor.match(step, op, given, None):
+                        if step.plain or (step.single and step.risky is False):
+                            lazy: LazyTensor = _new(LazyTensor)  # `_answer`, without its calls
+                            lazy._out = step.outputs[0]
+                            lazy._key = cursor.base + step.first
+                            lazy._run = self
+                            lazy._value = None
+                            self.values.append(lazy)
+                            cursor.step = step
+                            if not tape_is_empty():  # accumulators issue operations on what came out
+                                self.tapes.record(step, op, given, lazy, cursor.externals)
+                            return lazy
+                        args = given
+                        cursor.step = step
+                    else:
+                        step, args = self._step_of(op, args, None, step)
+                result = self._answer(step) if step is not None and not step.host else None
+                if step is not None and not step.host and not tape_is_empty():
+                    self.tapes.record(step, op, args, result, cursor.externals)
+            except Exception:
+                self._retract(before)
+                raise
+            if step is not None and not step.host:
+                try:
+                    if step.risky is not False and settle_risk(self, step):
+                        launch_behind(self, step)
+                except Exception as error:  # the operation counts by now
+                    if not self.fault(error, step):
+                        raise
+                return result
+        # Not under the lock: the operation may run Python on other threads, and wait for them.
+        if step is None and self.recorder is not None:
+            return self.recorder.fast(op, name, args)
+        return self._run_fast(step, op, name, args)
+
+    def _run_fast(self, step: Step | None, op: str, name: Any, args: tuple[Any, ...]) -> Any:
+        """Runs an operation issued by a generated wrapper that is no part of a segment.
+
+        Apart from `fast`, whose arguments its closures would make cells of.
+        """
+        if step is not None and self.tapes.can_take(op):
+            result = self.run_alone(lambda: intercept.run_unrecorded(op, name, args))
+            try:
+                self.tapes.record_alone(FastEntry(op, args, result, self.tapes.active))
+            except Exception as error:
+                if not self.fault(error):
+                    raise
+                intercept.record_fast(op, args, intercept.flat_outputs(result))
+            return result
+        inputs = [v for v in args if isinstance(v, tf.Tensor)] if step is not None and step.early else None
+        self.tapes.noted(inputs)
+        return self.run_alone(lambda: intercept.run_fast(op, name, args))
+
+    def run_alone(self, operation: Callable[[], Any]) -> Any:
+        """Runs an operation that is no part of a segment."""
+        result = intercept.without_handler(operation)
+        try:
+            self.cursor.made.update(t._id for t in intercept.flat_outputs(result) if isinstance(t, tf.Tensor))
+        except Exception as error:
+            if not self.fault(error):
+                raise
+        return result
+
+    def _step_of(
+        self, op: str, args: tuple[Any, ...], attrs: tuple[Any, ...] | None, tried: Step | None = None
+    ) -> tuple[Step | None, tuple[Any, ...]]:
+        """Moves to the step that an operation is, and cuts before one that runs on its own.
+
+        Returns the step and its arguments; no step after a divergence, and for what is no part of the program. Each
+        known step is compared once, `tried` not at all, unless variables or lists become tensors in between.
+
+        `attrs`: None where `args` has them, at its end; see `Cursor.advance`.
+        """
+        cursor = self.cursor
+        if self.recorder is not None or not admit(self, op, args):
+            return None, args
+        here, step = cursor.step, cursor.advance(op, args, attrs, tried)
+        if attrs is None and (step is None or step.host):
+            signature = signature_of(op)
+            if signature is None:
+                diverge(self, Mismatch("new operation", "a registered operation", op, ""))
+                return None, args
+            found, cursor.step = step, here  # what settling issues comes before the operation
+            given, args = args, settle(signature, args)
+            if self.recorder is not None or is_forced(self):  # what settling issued was not known
+                return None, args
+            if args is given and cursor.step is here:
+                step, cursor.step = found, found or here
+            else:
+                step = cursor.advance(op, args, None)
+            if step is None:
+                count = len(signature.inputs)
+                step = cursor.adopt("fast", op, args[:count], args[count:], args)
+            if step is not None and args is not given:
+                step.spelled = spelled(given, args) or None
+            if step is None and cursor.mismatch is not None and cursor.mismatch.kind == "unsupported input":
+                # TensorFlow refuses it, most likely, and the program hears so; it is no part of the graph.
+                self.ledger.cause(Kind.CUT, f"{op} refuses its input: {cursor.mismatch.seen}", cursor.mismatch.location)
+                flush_for(self, args)
+                return None, args
+        elif step is None:
+            assert attrs is not None
+            step = cursor.adopt("execute", op, args, attrs, ())
+        if step is None:
+            diverge(self, cursor.mismatch)
+        elif step.host and (attrs is not None or not step.early or has_pending(args)):
+            self._cut_for(step, op)
+        return step, args
+
+    def execute(self, device: Any, op: Any, inputs: Any, attrs: Any, outputs: int, cancel: Any) -> Any:
+        """Answers an operation or function issued by name."""
+        recorder = self.recorder
+        if recorder is not None:
+            if self.phase is Phase.FAILED:
+                self._raise_deferred()
+            return recorder.execute(device, op, inputs, attrs, outputs, cancel)
+        name = plain_name(op)
+        control = self.control
+        if control is not None and self.forced < 0 and (found := control.call_function(self, op, inputs)) is not None:
+            return found
+        with lock:
+            before = self.cursor.step
+            try:
+                step, _ = self._step_of(name, tuple(inputs), tuple(attrs or ()))
+                result = self._answer(step) if step is not None and not step.host else None
+            except Exception:
+                self._retract(before)
+                raise
+            if step is not None and not step.host:
+                try:
+                    if not tape_is_empty():
+                        self.tapes.answered = step, tuple(inputs), result
+                    if step.risky is not False and settle_risk(self, step):
+                        launch_behind(self, step)
+                except Exception as error:  # the operation counts by now
+                    if not self.fault(error, step):
+                        raise
+                return result
+        if step is None and self.recorder is not None:
+            return self.recorder.execute(device, op, inputs, attrs, outputs, cancel)
+        return self.run_alone(lambda: intercept.run_execute(device, op, inputs, attrs, outputs, cancel))
+
+    def constant(self, value: Any, dtype: Any) -> Any:
+        """Answers with a lazy tensor of a small Python value: its conversion waits until somebody needs it."""
+        if self.recorder is not None:
+            return self.recorder.constant(value, dtype)
+        if not small(value):
+            return intercept.make_constant(value, dtype)
+        out, tensor = constant_output(value, dtype)
+        if out is None:
+            return tensor
+        lazy = new_lazy(out, -1, self)
+        lazy._value = tensor
+        self.constants.append(lazy)
+        return lazy
+
+    def index(self, index: tuple[tuple[int, ...], ...]) -> list[Any]:
+        """Answers with lazy tensors of what an index consists of."""
+        lazies = [new_lazy(out, -1, self) for out in index_outputs(index)]
+        self.constants += lazies
+        return lazies
+
+    def aside(self, inputs: Any, run: Callable[[], Any]) -> Any:
+        """Runs an operation that the program has placed on a device; it is no part of the graph."""
+        if self.recorder is not None:
+            return self.recorder.aside(inputs, run)
+        flush_for(self, inputs)
+        self.tapes.noted(None)
+        return self.run_alone(run)
+
+    def answer(self, step: Step) -> list[LazyTensor]:
+        """Returns lazy tensors of what a step gives, to which the cursor has just moved."""
+        key = self.cursor.base + step.first
+        lazies = [new_lazy(out, key + n, self) for n, out in enumerate(step.outputs)]
+        self.values += lazies
+        return lazies
+
+    def _answer(self, step: Step) -> Any:
+        lazies = self.answer(step)
+        return lazies[0] if step.single else step.arrange(lazies)
+
+    def _retract(self, before: Step) -> None:
+        """Takes back an operation that the cursor has gone over, and that an error has kept from being answered."""
+        if self.cursor.step.parent is before and self.cursor.step.node is not before.node:
+            self.cursor.step = before
+
+    # Cuts.
+
+    def __enter__(self) -> None:
+        phase = after(self.phase, Event.BEGIN)
+        intercept.enter_run(self)
+        self.phase = phase
+
+    def __exit__(self, kind: object, raised: object, *_: object) -> None:
+        """Ends the call: everything is carried out, and an error that nobody could have caught is raised."""
+        try:
+            try:
+                self.tapes.end()
+                self.flush()
+            except Exception as error:
+                if not self.fault(error):
+                    raise
+                self.tapes.end()
+            unseen = self.unseen
+            if unseen is not None and unseen is not raised and (raised is None or isinstance(raised, Exception)):
+                raise unseen
+        except BaseException:
+            self.flush()  # what an interrupt has put off
+            raise
+        finally:
+            intercept.leave_run(self)
+            self.move(Event.END)
+
+    def flush(self) -> None:
+        """Carries out what is pending; the tensors that somebody still holds have values afterwards."""
+        flush(self)
+
+    def settle_for(self, handles: list[Any]) -> None:
+        """Carries out what is pending if that reads or writes one of these variables."""
+        with lock:
+            try:
+                if any(id(h) in self.cursor.handles for h in handles):
+                    self.flush()
+            except Exception as error:  # the owner hears of what has failed
+                if is_fault(error):
+                    with contextlib.suppress(Exception):
+                        self.flush()
+
+    def settle_tape(self, tape: Any) -> None:
+        """Puts on one of this call's tapes what waits for it: another thread asks it."""
+        with lock:
+            if self.tapes.number(tape) >= 0:
+                self.tapes.catch_up()
+
+    def force(self, lazy: LazyTensor) -> None:
+        """Gives one of this call's tensors its value."""
+        with lock:
+            if lazy._value is None:
+                step = self.cursor.step
+                if step.parent is not None and step.visits == 0:
+                    hint = "read it later, or together with others, if the program does not need it here"
+                    self.ledger.cause(Kind.CUT, "a value was read", place_of(), hint)
+                self.flush()
+            if lazy._value is None:
+                raise FailedTensor("the operation that makes this tensor failed, or one before it did") from self.error
+
+    def decide(self, lazy: LazyTensor, frame: FrameType) -> bool:
+        """Returns the truth of a tensor, for which the code of `frame` asks."""
+        if frame.f_code in ASSERTIONS and assume(self, lazy, frame):
+            return True
+        if self.control is not None:
+            return self.control.decide(self, lazy, frame)
+        self.ledger.count("decisions")
+        return lazy.truth()
+
+    def assume(self, condition: LazyTensor, message: list[str]) -> bool:
+        """Takes it that the condition of an `assert` statement holds; see `assertions.assume_statement`."""
+        return assume_statement(self, condition, message)
+
+    def _cut_for(self, step: Step, op: str) -> None:
+        """Ends the segment before an operation that runs on its own, and goes on behind it."""
+        assert step.parent is not None
+        assert step.node is not None
+        if step.parent.parent is not None:
+            reason = step.node.host or "a shape depends on a number of Python's, which is a constant from now on"
+            self.ledger.cause(Kind.CUT, f"{op} runs on its own: {reason}", step.node.location)
+            carry_out(self, step.parent)
+        else:
+            self.cursor.cut()
+
+    def _raise_deferred(self) -> None:
+        error, self.refused = self.deferred, self.refused + 1
+        assert error is not None
+        # Eagerly nothing runs behind such an operation, so a handler that began later writes no state. But who tries
+        # until something works is to come to an end, and who has interrupted the call may clean up.
+        if self.refused >= tuning.max_raised_again or not isinstance(error, Exception):
+            self.move(Event.RELENT)
+            self.deferred = None
+        raise error
+
+    def close(self) -> list[LazyTensor]:
+        """Lets go of everything that the call needed; returns its lazy tensors that somebody still holds."""
+        constants, self.constants = self.constants, []
+        self.tapes.close()
+        self.open = False
+        if hasattr(self, "library"):
+            del self.library
+        held = [reference() for reference in self.survivors]
+        self.survivors, self.telling, self.deferred, self.unseen = [], [], None, None
+        self.cursor.close()
+        return [v for v in held if v is not None] + [constants[i] for i in referenced(constants)]
+
+    # Divergence, and what else ends the following of a call.
+
+    def fault(self, error: BaseException, awaited: Step | None = None) -> bool:
+        """Has the call go on imperatively where the runtime itself has failed; see `Handler.fault`.
+
+        `awaited`: the operation that counts already, and that was about to be launched at its place in the program.
+        """
+        if self.options.strict or not absorbs(error):
+            return False
+        with lock:
+            self.faults.append(error)
+            if self.recorder is None or self.recorder.failed is None:
+                try:
+                    flush(self, awaited)
+                    self.tapes.catch_up()
+                except Exception as failure:
+                    if not is_fault(failure):
+                        failure.__suppress_context__ = True
+                        self.record_plainly(error)
+                        raise
+                    flush(self, awaited)
+                    self.tapes.catch_up()
+                self.record_plainly(error)
+        return True
+
+    def is_under_way(self) -> bool:
+        """Returns whether the call has begun, and not ended: other threads can make it carry out what it holds back."""
+        return self.phase is not Phase.NEW and self.phase is not Phase.ENDED
+
+    def finish(self) -> None:
+        """Carries out what the end of the call would have, where something has kept it from that."""
+        if self.is_under_way():
+            with lock:
+                try:
+                    self.flush()
+                    self.tapes.end()
+                finally:
+                    if self in intercept.runs():
+                        intercept.leave_run(self)
+                    self.move(Event.END)
+
+    def give_way(self) -> None:
+        """Ends the call where an error of the runtime's own has kept that from being done, as far as it has."""
+        with lock:
+            self.finish()
+            if self.ahead is not None:
+                self.ahead.land()
+            else:
+                if self.before is not None:
+                    self.before.land()
+                for lazy in self.close():
+                    intercept.keep_while_alive(lazy)

@@ -1,0 +1,217 @@
+"""Records: what waits to be put on tapes, of one operation or of a library call that was jumped over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tracer.graph import CONST, LIST, Step
+from tracer.inputs import python_spec
+from tracer.intercept import flat_outputs, record_fast, record_gradient
+from tracer.lazy import LazyTensor
+from tracer.op import complete_attrs, freeze, signature_of
+from tracer.private import EagerTensor, ops
+from tracer.spec import spec_of
+
+Constant = Callable[[Any, Any], Any]  # makes a tensor of a Python value, of a dtype
+
+
+class Entry:
+    """One followed operation that tapes were to record: its step, its arguments and its result."""
+
+    __slots__ = ("args", "op", "result", "step", "tapes")
+
+    def __init__(self, step: Step, op: str, args: tuple[Any, ...], result: Any, tapes: tuple[int, ...]) -> None:
+        self.step = step
+        self.op = op
+        # The program may change lists that it has given or got.
+        self.args = tuple([list(value) if isinstance(value, list) else value for value in args]) if step.lists else args
+        self.result = list(flat_outputs(result))
+        self.tapes = tapes
+        if step.closed is None:
+            step.closed = bool(self.result) and not step.lists and all(map(_is_inside, step.slots, args))
+
+    def identity(self) -> Any:
+        """Returns what this did, as far as it does not follow from the tensors given."""
+        return self.step
+
+    def brief(self, origin: int) -> Any:
+        """Returns what identifies this alone, where all that it was given is its segment's own; else None."""
+        # A recurrent step of raw operations has some 700 of these.
+        return (self.step, self.result[0]._key - origin, self.tapes) if self.step.closed else None
+
+    def goes_into(self, region: Any) -> None:
+        """Operations never end."""
+
+    def given(self) -> list[Any]:
+        """Returns the tensors given, but for constants: what those are is the step's."""
+        step = self.step
+        if step.lists:
+            return [v for v, slot in self._inputs() if slot != CONST]
+        pairs = zip(self.args, step.slots, strict=False)  # attributes follow
+        return [v for v, slot in pairs if slot != CONST and isinstance(v, EagerTensor)]
+
+    def constants(self) -> list[Any]:
+        """Returns the tensors given that are constants."""
+        return [v for v, slot in self._inputs() if slot == CONST]
+
+    def _inputs(self) -> list[tuple[Any, int]]:
+        """Returns the tensors given, each with where its step takes it from."""
+        inputs: list[tuple[Any, int]] = []
+        for i, (value, slot) in enumerate(zip(self.args, self.step.slots, strict=False)):  # attributes follow
+            if slot == LIST:
+                inputs += zip(value, self.step.lists[i][0], strict=True)
+            else:
+                inputs.append((value, slot))
+        return [pair for pair in inputs if isinstance(pair[0], EagerTensor)]
+
+    def places(self) -> Iterator[tuple[Any, Any]]:
+        """Gives each tensor that is known here, with what `get` finds it by."""
+        for number, tensor in enumerate(self._tensors()):
+            yield from ((v, number) for v in identities(tensor))
+
+    def get(self, number: Any) -> Any:
+        """Returns a tensor that was given or came out."""
+        return self._tensors()[number]
+
+    def _tensors(self) -> list[Any]:
+        return [*(v for v, _ in self._inputs()), *self.result]
+
+    def record(self, constant: Constant) -> None:
+        """Puts the operation on the active tapes."""
+        record_on_tapes(self.step, self.op, self.args, self.result, constant)
+
+
+def identities(tensor: Any) -> Iterator[Any]:
+    """Gives the objects that a tensor may be known as: itself, and the eager tensor that is its value."""
+    yield tensor
+    if type(tensor) is LazyTensor and tensor._value is not None:
+        yield tensor._value
+
+
+def _is_inside(slot: int, value: Any) -> bool:
+    """Whether an input is a constant of its step, or a tensor that its segment has made: the step says which."""
+    return slot == CONST or (slot >= 0 and type(value) is LazyTensor and value._out.const is None)
+
+
+_SEEDS = frozenset({"seed", "seed2"})  # new ones in each call, on which no gradient depends
+
+
+class NamedEntry:
+    """An operation that ran on its own, past the fast path: its inputs and outputs, and its attributes."""
+
+    __slots__ = ("_inputs", "attrs", "op", "outputs", "tapes")
+
+    def __init__(self, op: str, inputs: Any, attrs: Any, outputs: Any, tapes: tuple[int, ...]) -> None:
+        self.op = op
+        self.attrs = tuple(attrs)
+        self._inputs = list(inputs)
+        self.outputs = list(flat_outputs(outputs))
+        self.tapes = tapes
+
+    def identity(self) -> Any:
+        """Returns what this did, as far as it does not follow from the tensors given.
+
+        Shapes are part of it: no step has compared them. Raises TypeError where attributes cannot be compared.
+        """
+        named = zip(self.attrs[::2], self.attrs[1::2], strict=True)
+        attrs = [pair for pair in named if pair[0] not in _SEEDS]
+        return self.op, freeze(attrs), tuple([spec_of(v) for v in self._tensors()])
+
+    def brief(self, origin: int) -> Any:
+        """Returns None: its results are feeds to all that follows."""
+
+    def goes_into(self, region: Any) -> None:
+        """Operations never end."""
+
+    def given(self) -> list[Any]:
+        """Returns the tensors that went in and came out: the latter are feeds to all that follows."""
+        return self._tensors()
+
+    def constants(self) -> list[Any]:
+        """None: each is one of those given."""
+        return []
+
+    def places(self) -> Iterator[tuple[Any, Any]]:
+        """Gives each tensor that is known here, with what `get` finds it by."""
+        for number, tensor in enumerate(self._tensors()):
+            yield from ((v, number) for v in identities(tensor))
+
+    def get(self, number: Any) -> Any:
+        """Returns a tensor that was given or came out."""
+        return self._tensors()[number]
+
+    def _tensors(self) -> list[Any]:
+        return [*self._inputs, *self.outputs]
+
+    def record(self, constant: Constant) -> None:
+        """Puts the operation on the active tapes."""
+        record_gradient(self.op, self._inputs, self.attrs, self.outputs, ops.get_name_scope())
+
+
+class FastEntry(NamedEntry):
+    """An operation that ran on its own by the fast path: its inputs may be Python values and lists."""
+
+    __slots__ = ("args",)
+
+    def __init__(self, op: str, args: tuple[Any, ...], result: Any, tapes: tuple[int, ...]) -> None:
+        self.args = tuple([list(value) if isinstance(value, list) else value for value in args])
+        inputs = [v for value in args for v in (value if isinstance(value, (list, tuple)) else (value,))]
+        super().__init__(op, [v for v in inputs if isinstance(v, EagerTensor)], (), result, tapes)
+
+    def identity(self) -> Any:
+        """Returns the same of it; what was given of Python values is part of it, too."""
+        signature = signature_of(self.op)
+        assert signature is not None
+        count = len(signature.inputs)
+        given = tuple([None if isinstance(v, EagerTensor) else _without_tensors(v) for v in self.args[:count]])
+        self.attrs = self.args[count:]
+        return freeze(given), super().identity()
+
+    def record(self, constant: Constant) -> None:
+        """Puts the operation on the active tapes."""
+        record_fast(self.op, self.args, self.outputs)
+
+
+def _without_tensors(value: Any) -> Any:
+    if not isinstance(value, (list, tuple)):
+        return value
+    return tuple([None if isinstance(item, EagerTensor) else item for item in value])
+
+
+def record_on_tapes(step: Step, op: str, args: tuple[Any, ...], result: Any, constant: Constant) -> None:
+    """Puts a followed operation on the active tapes; `constant` makes tensors of Python values.
+
+    Of a memoized call, `args` are the inputs alone, and their attributes those with which the step was recorded before.
+    """
+    flat: list[Any] = []
+    kinds: list[Any] = []
+    for i in range(step.arity):
+        value = args[i]
+        if i in step.lists:
+            value = [
+                v if isinstance(v, EagerTensor) else constant(v, _dtype(step, op, args, i, v, j))
+                for j, v in enumerate(value)
+            ]
+            flat.extend(value)
+            kinds.append(tuple(v._datatype_enum() for v in value))
+            continue
+        if not isinstance(value, EagerTensor):
+            value = constant(value, _dtype(step, op, args, i, value))
+        flat.append(value)
+        kinds.append(value._datatype_enum())
+    if step.tape is None:
+        step.tape = complete_attrs(op, step.attrs, tuple(kinds))
+    record_gradient(op, flat, step.tape, flat_outputs(result), ops.get_name_scope())
+
+
+def _dtype(step: Step, op: str, args: tuple[Any, ...], i: int, value: Any, item: int = 0) -> Any:
+    """Returns the dtype of the tensor that a Python value has become, as the attributes of the operation say it."""
+    signature = signature_of(op)
+    assert signature is not None
+    attrs = args[step.arity :] if step.tape is None else step.tape
+    kinds = signature.definition.input_arg[i].type_list_attr
+    if not kinds:
+        return python_spec(signature, i, (*args[: step.arity], *attrs), value).dtype
+    given = dict(zip(attrs[::2], attrs[1::2], strict=True))
+    return given[kinds][item] if kinds in given else None

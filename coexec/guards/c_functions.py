@@ -1,0 +1,105 @@
+"""C functions: what those that watched code calls do to what was there before the call.
+
+A trace function cannot look into them. So each kind is known here, by what it reads and changes of its arguments, or
+refused.
+"""
+
+from __future__ import annotations
+
+import _operator
+import _thread
+import _weakref
+import abc
+import builtins
+import collections
+import functools
+import itertools
+import math
+import re
+import sys
+import types
+from typing import Any
+
+import numpy as np
+
+# What `abc` asks, in C.
+_ABC: Any = vars(abc)
+_checks_instance, _checks_subclass = _ABC["_abc_instancecheck"], _ABC["_abc_subclasscheck"]
+
+# They read their arguments, and the containers among these, and give something new.
+COMPUTING: frozenset[Any] = frozenset(
+    {
+        len, isinstance, issubclass, callable, min, max, sum, sorted, any, all, abs, round, divmod, pow, iter, chr,
+        ord, format, repr, ascii, bin, hex, oct, hash, functools.reduce, _operator.index, sys.intern,
+        sys.getrecursionlimit, sys.exc_info, _checks_instance, _checks_subclass, sys.is_finalizing,
+        _thread.get_ident, _weakref.getweakrefcount,
+        *(f for f in vars(math).values() if isinstance(f, types.BuiltinFunctionType)),
+        *(f for f in vars(_operator).values() if isinstance(f, types.BuiltinFunctionType)
+          and not f.__name__.startswith("i") and f.__name__ not in ("setitem", "delitem", "attrgetter", "call")),
+    }
+)  # fmt: skip
+
+# Classes of which an instance is new, and holds what it is given.
+MAKING: frozenset[type] = frozenset({
+    object, type, super, list, tuple, dict, set, frozenset, int, float, complex, bool, str, bytes, bytearray, slice,
+    range, enumerate, zip, map, filter, reversed, property, staticmethod, classmethod, functools.partial,
+    collections.deque, collections.OrderedDict, collections.defaultdict, types.MethodType, types.SimpleNamespace,
+    itertools.chain, itertools.repeat, itertools.islice, itertools.starmap, itertools.product,
+    itertools.zip_longest, itertools.accumulate, itertools.combinations, itertools.permutations, itertools.takewhile,
+    itertools.dropwhile, itertools.compress, itertools.count, itertools.cycle, itertools.groupby,
+    _operator.attrgetter, _operator.itemgetter, _operator.methodcaller,
+    np.float16, np.float32, np.float64, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32,
+    np.uint64, np.bool_, np.complex64, np.complex128, np.dtype,
+})  # fmt: skip
+
+# Of NumPy: what computes a new array.
+_NUMPY = frozenset("""
+    array asarray zeros empty arange dot concatenate where result_type can_cast promote_types min_scalar_type
+    inner vdot bincount
+""".split())  # noqa: SIM905
+
+# Methods of containers that change them.
+CHANGING = frozenset("""
+    append extend insert remove pop clear sort reverse update setdefault popitem add discard appendleft extendleft
+    popleft rotate difference_update intersection_update symmetric_difference_update move_to_end
+    __setitem__ __delitem__ __iadd__ __imul__ __ior__ __iand__ __isub__ __ixor__ __init__
+""".split())  # noqa: SIM905
+
+CONTAINERS = (list, dict, set, collections.deque)
+VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+
+# Values whose methods change nothing.
+UNCHANGING = (
+    str, bytes, int, float, complex, bool, type(None), tuple, frozenset, range, slice, re.Pattern, re.Match,
+    np.generic, np.dtype, types.CodeType,
+)  # fmt: skip
+
+# Taken and given back; nobody waits in a memoized call.
+LOCKS = (type(_thread.allocate_lock()), type(_thread.RLock()))
+LOCKING = frozenset({"acquire", "release", "__enter__", "__exit__", "locked", "_is_owned"})
+
+READING_ATTRIBUTES: frozenset[Any] = frozenset({getattr, hasattr})
+WRITING_ATTRIBUTES: frozenset[Any] = frozenset({setattr, delattr})
+STEPPING: frozenset[Any] = frozenset({next})
+LISTING_ATTRIBUTES: frozenset[Any] = frozenset({builtins.vars})
+
+
+def is_of_numpy(function: Any) -> bool:
+    """Returns whether a C function of NumPy's computes something new from its arguments."""
+    if isinstance(function, np.ufunc):
+        return getattr(np, function.__name__, None) is function
+    if type(function).__name__ == "_ArrayFunctionDispatcher":
+        module = getattr(function, "__module__", None)
+        return module == "numpy" and getattr(function, "__name__", "") not in (
+            "copyto", "put", "place", "putmask", "put_along_axis", "fill_diagonal", "save", "savez", "savetxt",
+        )  # fmt: skip
+    return (
+        getattr(function, "__name__", None) in _NUMPY
+        and getattr(np, getattr(function, "__name__", ""), None) is function
+    )
+
+
+def is_of_tensorflow(function: Any) -> bool:
+    """Returns whether a C function is one of TensorFlow's, which its Python, and nobody else, knows what to do with."""
+    module = getattr(function, "__module__", None) or ""
+    return module.startswith(("tensorflow.", "optree", "_pywrap"))

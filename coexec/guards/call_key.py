@@ -1,0 +1,201 @@
+"""Call key: the arguments of a memoized call, in a form that compares equal exactly where the call would do the same.
+
+Tensors count by where in the call they come from, Python values by value, long-lived objects by identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from coexec.base.tuning import tuning
+from tracer.cursor import Cursor
+from tracer.intercept import make_constant
+from tracer.lazy import LazyTensor
+from tracer.op import Const, freeze
+from tracer.private import EagerTensor, is_resource_variable
+from tracer.spec import spec_of
+
+
+class CannotMemoize(Exception):
+    """An argument or result that cannot be compared from call to call; never leaves the runtime."""
+
+
+class CannotMemoizeArray(CannotMemoize):
+    """An argument is an array, of which its layer would make a tensor."""
+
+
+class CallArguments:
+    """The arguments of one library call: its key, and the tensors among them."""
+
+    def __init__(self, cursor: Cursor, objects: Callable[[Any], bool] | None = None) -> None:
+        self._objects = objects  # which of the program's own may be among them: other guards have what they hold
+        self._base = cursor.base
+        self._end = cursor.step.end
+        self._place = cursor.place
+        self._constant_of = cursor.constant_of
+        self.tensors: list[Any] = []  # lazy tensors of the running segment, constants, else eager ones
+        self._numbers: dict[int, int] = {}  # of these, by their ids
+        self.given: list[Any] = []  # the same as the program gave them, which is how tapes know them
+        self.consts: list[Const | None] = []  # the values of those that operations may take for constants
+        self.anchors: list[Any] = []  # objects that count by identity
+        self._inside: set[int] = set()  # the ids of the tensors whose notes are being looked at
+
+    def settle(self) -> None:
+        """Gives constants their values, for what compares tensors by identity."""
+        self.tensors = [v.resolve() if type(v) is LazyTensor and v._out.const is not None else v for v in self.tensors]
+
+    def key(self, value: Any) -> Any:
+        """Returns a hashable stand-in of a value, equal exactly where the library would do the same.
+
+        Asked some fifty times a training step: what a value is follows from its type, which is looked up.
+        """
+        kind = type(value)
+        what = kind_of(value)
+        if what is OBJECT:
+            self.anchors.append(value)
+            return id(value)
+        if what is TENSOR:
+            marks = value.__dict__ and marks_of(value)
+            return self._marked(value, marks) if marks else self._tensor(value)
+        if what is SEQUENCE:
+            return kind, tuple([self.key(v) for v in value])
+        if what is SCALAR:
+            return freeze(value)
+        if what is DICT:
+            return dict, tuple([(self.key(k), self.key(v)) for k, v in value.items()])
+        if what is SLICES:
+            return "slices", self.key(value.values), self.key(value.indices), self.key(value.dense_shape)
+        if self._objects is not None and kind is MethodType:
+            return MethodType, self.key(value.__self__), self.key(value.__func__)
+        if self._objects is not None and self._objects(value):
+            self.anchors.append(value)
+            return id(value)
+        raise (CannotMemoizeArray if kind is np.ndarray else CannotMemoize)(f"an argument is a {kind.__name__}")
+
+    def _tensor(self, value: Any) -> Any:
+        given = value
+        if type(value) is LazyTensor:
+            out = value._out
+            if out.const is not None:
+                # What has no value yet is no feed either; giving it one would be most of what a region costs.
+                real, known = value._value, None
+                if real is not None:
+                    known = self._place(real)
+                number = self._add(value if real is None else real, given, out.const)
+                return "constant", known, number, out.spec.enum, out.spec.shape
+            place = value._key - self._base
+            if value._value is None and 0 <= place < self._end:
+                self._add(value, given)
+                return "tensor", place
+            value = value.resolve()
+        feed = self._place(value)
+        if feed is not None:
+            self._add(value, given, self._constant_of(value))
+            return "feed", feed
+        spec = spec_of(value)
+        return "new", self._add(value, given, self._constant_of(value)), spec.enum, spec.shape
+
+    def _marked(self, value: Any, marks: dict[str, Any]) -> Any:
+        """Returns the key of a tensor on which something is noted, which may be noted on that in turn."""
+        if id(value) in self._inside:
+            raise CannotMemoize("a tensor is noted on what is noted on it")
+        self._inside.add(id(value))
+        found = "marked", self._tensor(value), tuple([(name, self.key(mark)) for name, mark in marks.items()])
+        self._inside.discard(id(value))
+        return found
+
+    def const(self, number: int) -> Const | None:
+        """Returns the value of a tensor that operations may take for a constant."""
+        return self.consts[number]
+
+    def _add(self, value: Any, given: Any, const: Const | None = None) -> int:
+        number = self._numbers.setdefault(id(value), len(self.tensors))
+        if number == len(self.tensors):
+            self.tensors.append(value)
+            self.given.append(given)
+            self.consts.append(const)
+        return number
+
+
+_SCALARS = (int, float, bool, complex, str, bytes, type(None))
+
+
+BY_IDENTITY = (
+    keras.layers.Layer, keras.losses.Loss, keras.metrics.Metric, keras.optimizers.Optimizer, keras.Variable,
+    tf.UnconnectedGradients,
+)  # fmt: skip
+
+
+_RESOURCE = "_should_act_as_resource_variable"  # asked of values, it may be code of the program's that answers
+
+
+# What the values of a type are, as far as keys go.
+TENSOR, SEQUENCE, DICT, SCALAR, SLICES, OBJECT, OTHER = (
+    "tensor", "sequence", "dict", "scalar", "slices", "object", "other"
+)  # fmt: skip
+
+
+_WHAT: dict[type, str] = {}
+
+
+def kind_of(value: Any) -> str:
+    """Returns what a value is, as far as keys go."""
+    kind = type(value)
+    return _WHAT.get(kind) or _what_is(value, kind)
+
+
+def _what_is(value: Any, kind: type) -> str:
+    if kind is LazyTensor or kind is EagerTensor:
+        what = TENSOR
+    elif kind is list or kind is tuple:
+        what = SEQUENCE
+    elif kind is dict:
+        what = DICT
+    elif issubclass(kind, tf.IndexedSlices):
+        what = SLICES
+    elif kind in _SCALARS or issubclass(kind, (tf.DType, tf.TensorShape, np.dtype)):
+        what = SCALAR
+    elif issubclass(kind, (*BY_IDENTITY, tf.Variable)) or (hasattr(kind, _RESOURCE) and is_resource_variable(value)):
+        what = OBJECT
+    else:
+        what = OTHER
+    if len(_WHAT) > tuning.max_known_types:
+        _WHAT.clear()
+    _WHAT[kind] = what
+    return what
+
+
+def marks_of(tensor: Any) -> dict[str, Any]:
+    """Returns what Keras has noted on a tensor: its mask, the logits it was made of."""
+    return {name: value for name, value in vars(tensor).items() if value is not None}
+
+
+def with_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the arguments of a layer or loss with arrays as the tensors that it would make of them first of all."""
+    holder, wanted = args[0], None
+    if isinstance(holder, keras.layers.Layer):
+        if not getattr(holder, "_convert_input_args", False):
+            return args, kwargs
+    else:
+        wanted = getattr(holder, "dtype", "")  # another float would be rounded by NumPy
+
+    def convert(value: Any) -> Any:
+        kind = type(value)
+        if kind is np.ndarray and (wanted is None or value.dtype.kind in "iub" or value.dtype == wanted):
+            try:
+                return make_constant(value, None)
+            except (TypeError, ValueError):
+                return value  # the library shall say what is wrong with it
+        if kind is list or kind is tuple:
+            return kind([convert(v) for v in value])
+        if kind is dict:
+            return {k: convert(v) for k, v in value.items()}
+        return value
+
+    return convert(args), convert(kwargs)

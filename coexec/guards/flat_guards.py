@@ -1,0 +1,228 @@
+"""Flat guards: what a watched call has read from what was there before it, and whether that is the same now.
+
+Each guard names a holder, a key and the value read; the path by which the code came to the holder does not matter,
+since every step of that path is a guard of its own. One generated function checks them all, 20 to 50 ns each. Holders
+and values are kept alive for as long as the memoized call is, but for tensors and variables, which may be large.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from coexec.base.tuning import tuning
+from coexec.guards.pure_calls import is_number
+from tracer.errors import Refused
+from tracer.lazy import LazyTensor
+from tracer.memory import class_version
+from tracer.op import same
+from tracer.private import EagerTensor
+
+MISSING: Any = type("Missing", (), {"__repr__": lambda self: "nothing"})()
+
+_TENSORS = (EagerTensor, LazyTensor, tf.Variable)
+
+
+class FlatGuards:
+    """Guards by holder; `hold()` tells whether everything is what it was."""
+
+    def __init__(self) -> None:
+        self._attributes: dict[int, tuple[Any, dict[str, Any]]] = {}  # by holder: its dictionary's entries
+        self._items: dict[int, tuple[Any, dict[Any, Any]]] = {}  # of a dictionary: its entries by key
+        self._contents: dict[int, tuple[Any, tuple[Any, ...]]] = {}  # of a container: all of it
+        self._cells: dict[int, tuple[Any, Any]] = {}
+        self._functions: dict[int, Any] = {}
+        self._computed: dict[tuple[int, str], tuple[Any, str, Any]] = {}  # attributes kept elsewhere than in a dict
+        self._arrays: dict[int, tuple[Any, Any]] = {}
+        self._classes: dict[int, type] = {}
+        self._holds: Callable[[], bool] | None = None
+        self._values: dict[str, Any] = {"M": MISSING, "same": same, "alike": _alike, "is_": operator.is_}
+        self._names: dict[int, str] = {}
+        self.count = 0
+        self.tensors: set[int] = set()  # the ids of those among the values, while the call is watched
+
+    def hold(self) -> bool:
+        """Returns whether everything is what it was."""
+        try:
+            return self._holds is not None and self._holds()
+        except Exception:  # whatever objects do that are asked
+            return False
+
+    def read_attribute(self, holder: Any, name: str, value: Any) -> None:
+        """Notes an entry of an object's dictionary, or `MISSING`."""
+        self._note(self._attributes, holder, name, value)
+
+    def read_item(self, holder: dict[Any, Any], key: Any, value: Any) -> None:
+        """Notes an entry of a dictionary, or `MISSING`; the key is one that never changes."""
+        self._note(self._items, holder, key, value)
+
+    def _note(self, known: dict[int, Any], holder: Any, key: Any, value: Any) -> None:
+        held = known.get(id(holder))
+        if held is None:
+            held = known[id(holder)] = (holder, {})
+        if key not in held[1]:
+            held[1][key] = value
+            self._add(value)
+
+    def read_content(self, holder: Any, items: tuple[Any, ...]) -> None:
+        """Notes everything in a container."""
+        if id(holder) not in self._contents:
+            self._contents[id(holder)] = holder, items
+            for item in items:
+                self._add(item)
+
+    def read_cell(self, cell: Any, value: Any) -> None:
+        """Notes the content of a cell."""
+        if id(cell) not in self._cells:
+            self._cells[id(cell)] = cell, value
+            self._add(value)
+
+    def read_computed(self, holder: Any, name: str, value: Any) -> None:
+        """Notes what `getattr` gives, where that runs nobody's code."""
+        if (id(holder), name) not in self._computed:
+            self._computed[id(holder), name] = holder, name, value
+            self._add(value)
+
+    def read_array(self, array: Any) -> None:
+        """Notes the numbers in an array."""
+        if id(array) not in self._arrays:
+            self._arrays[id(array)] = array, array.copy()
+            self._add(None)
+
+    def ran(self, function: Any) -> None:
+        """Notes the code and the defaults of a function."""
+        if id(function) not in self._functions:
+            self._functions[id(function)] = function
+            self._add(None)
+
+    def looked_up(self, kind: type) -> None:
+        """Notes a class in which, or in whose bases, a name has been looked up."""
+        self._classes.setdefault(id(kind), kind)
+
+    def _add(self, value: Any) -> None:
+        self.count += 1
+        if self.count > tuning.max_guards:
+            raise Refused(f"it reads more than {tuning.max_guards} things from before it")
+        if isinstance(value, _TENSORS):
+            self.tensors.add(id(value))
+
+    def finish(self) -> None:
+        """Writes the guards down as one function.
+
+        Raises:
+          Refused: if a class has no version.
+        """
+        lines: list[str] = []
+        kinds: dict[int, type] = dict(self._classes)
+        for holder, entries in self._attributes.values():
+            name = self._constant(holder)
+            kinds[id(type(holder))] = type(holder)
+            lines.append(f"type({name}) is {self._constant(type(holder))}")
+            lines.append(f"(d := {name}.__dict__) is not None")
+            lines += [self._entry(key, value) for key, value in entries.items()]
+        for holder, entries in self._items.values():
+            lines.append(f"(d := {self._constant(holder)}) is not None")
+            lines += [self._entry(key, value) for key, value in entries.items()]
+        for cell, value in self._cells.values():
+            if value is MISSING:
+                continue  # asking raises, as it did
+            lines.append(self._is(f"{self._constant(cell)}.cell_contents", value))
+        for function in self._functions.values():
+            name = self._constant(function)
+            lines += [
+                f"{name}.{part} is {self._constant(getattr(function, part))}"
+                for part in ("__code__", "__defaults__", "__kwdefaults__")
+            ]
+        for holder, attribute, value in self._computed.values():
+            name = self._constant(holder)
+            lines.append(f"type({name}) is {self._constant(type(holder))}")
+            lines.append(self._is(f"getattr({name}, {attribute!r}, M)", value))
+        for holder, items in self._contents.values():
+            name = self._constant(holder)
+            for part, held in parts_of(holder, items):
+                lines.append(f"len({name}) == {len(held)}")
+                if held:
+                    saved = self._constant(held)
+                    among = f"{name}{part}"
+                    lines.append(f"(all(map(is_, {among}, {saved})) or all(map(alike, {among}, {saved})))")
+        for array, content in self._arrays.values():
+            lines.append(f"same({self._constant(array)}, {self._constant(content)})")
+        for kind in kinds.values():
+            version = class_version(kind)
+            if version is None:
+                continue  # it cannot be changed
+            cell, value = version
+            if not value:
+                raise Refused(f"the class {kind.__qualname__} keeps changing")
+            lines.append(f"{self._constant(cell)}.value == {value}")
+            self._constant(kind)  # its version lives where it does
+        self._holds = _written(lines, self._values)
+
+    def _entry(self, key: Any, value: Any) -> str:
+        name = repr(key) if type(key) in (str, int) else self._constant(key)
+        if value is MISSING:
+            return f"{name} not in d"
+        return self._is(f"d.get({name}, M)", value)
+
+    def _is(self, place: str, value: Any) -> str:
+        if value is None or value is True or value is False:
+            return f"{place} is {value}"
+        if isinstance(value, _TENSORS):
+            return f"(v := {place}) is not None and v is {self._constant(weakref.ref(value))}()"
+        name = self._constant(value)
+        if is_number(value) or type(value) is tuple:
+            return f"((v := {place}) is {name} or alike(v, {name}))"
+        return f"{place} is {name}"
+
+    def _constant(self, value: Any) -> str:
+        name = self._names.get(id(value))
+        if name is None:
+            name = self._names[id(value)] = f"c{len(self._values)}"
+            self._values[name] = value
+        return name
+
+
+def parts_of(holder: Any, items: tuple[Any, ...]) -> list[tuple[str, tuple[Any, ...]]]:
+    """Returns how to iterate over what a container holds, and what that gives: a dictionary has keys and values."""
+    if isinstance(holder, dict):
+        half = len(items) // 2
+        return [("", items[:half]), (".values()", items[half:])]
+    return [("", items)]
+
+
+def items_of(holder: Any) -> tuple[Any, ...]:
+    """Returns what a container holds."""
+    if isinstance(holder, dict):
+        return (*dict.keys(holder), *dict.values(holder))
+    return tuple(holder)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Returns whether one value may stand for another one: the same, or equal and of a kind that never changes."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if type(one) is tuple:
+        return len(one) == len(other) and all(map(_alike, one, other))
+    return is_number(one) and bool(same(one, other))
+
+
+def _written(lines: list[str], values: dict[str, Any]) -> Callable[[], bool]:
+    # CPython compiles a chain of some thousand `and`s recursively; a statement each is as fast.
+    body = "".join(f"    if not ({line}): return False\n" for line in lines)
+    space = dict(values)
+    parameters = ", ".join(f"{name}={name}" for name in values)
+    exec(f"def holds(*, {parameters}):\n{body}    return True\n", space)
+    holds: Callable[[], bool] = space["holds"]
+    return holds
+
+
+def is_small(array: np.ndarray[Any, Any]) -> bool:
+    """Returns whether an array's numbers may be compared on every call."""
+    return type(array) is np.ndarray and array.size <= tuning.watched_array and array.dtype.kind in "biufcSU"

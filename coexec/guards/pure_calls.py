@@ -1,0 +1,109 @@
+"""Purity: functions that only compute, values that never change, and attributes that no code computes."""
+
+from __future__ import annotations
+
+import functools
+import math
+import types
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tracer.answers import answered
+from tracer.errors import Refused
+from tracer.library import behind
+
+# Python's own functions of numbers and containers. (`min`, `max` and `sum` ask tensors for their truth, or add them up;
+# the first is refused there, the second is what they do.)
+BUILTINS = frozenset({abs, len, range, min, max, sum, enumerate, zip, reversed, tuple, list, isinstance, round, divmod,
+                      pow, any, all, slice, int, float, bool})  # fmt: skip
+
+# Where TensorFlow's public functions are defined that compute and do nothing else. What they issue is looked at
+# besides: operations with effects, and random ones, are refused.
+_COMPUTING = frozenset(
+    f"tensorflow.python.ops.{name}"
+    for name in """
+    array_ops array_ops_stack bitwise_ops clip_ops confusion_matrix embedding_ops gen_array_ops gen_bitwise_ops
+    gen_linalg_ops gen_math_ops gen_nn_ops gen_special_math_ops init_ops linalg_ops linalg.linalg_impl
+    manip_ops math_ops nn nn_impl nn_ops ragged.ragged_math_ops shape_util sort_ops special_math_ops
+    """.split()  # noqa: SIM905
+)
+_KERAS = ("keras.src.ops.numpy", "keras.src.ops.nn", "keras.src.ops.math", "keras.src.activations.")
+_MODULES = (tf, tf.math, tf.nn, tf.linalg, tf.bitwise)
+
+# Of those: what runs Python of the caller's, or means something else in a graph.
+_OTHERWISE = frozenset({"recompute_grad", "custom_gradient", "get_static_value", "gradients"})
+
+
+@functools.cache
+def _computing() -> dict[int, Any]:
+    """Returns TensorFlow's functions that only compute, by id; they live as long as their modules."""
+    found: dict[int, Any] = {}
+    answers = {id(door): function for _, function, door in answered()}
+    for module in _MODULES:
+        for name in dir(module):
+            function = getattr(module, name, None)
+            if not isinstance(function, types.FunctionType) or name in _OTHERWISE:
+                continue
+            if behind(answers.get(id(function), function)).__module__ in _COMPUTING:
+                found[id(function)] = function
+    found.update({id(f): f for f in (tf.constant, tf.convert_to_tensor, tf.clip_by_value, tf.stop_gradient)})
+    return found
+
+
+def is_computing(function: Any) -> bool:
+    """Returns whether a function computes a result from its arguments, and does nothing else."""
+    if isinstance(function, types.BuiltinFunctionType):
+        return function in BUILTINS or vars(math).get(function.__name__) is function
+    if isinstance(function, type):
+        return function in BUILTINS
+    module = getattr(function, "__module__", None) or ""
+    if isinstance(function, types.FunctionType) and module.startswith(_KERAS):
+        return True
+    if isinstance(function, np.ufunc):
+        return getattr(np, function.__name__, None) is function  # `np.frompyfunc` makes others of Python
+    return id(function) in _computing()
+
+
+def takes_tensors(function: Any) -> bool:
+    """Returns whether Python's whole numbers are int32 tensors to a function."""
+    return id(function) in _computing()
+
+
+_PLAIN = frozenset({int, float, bool, complex, str, bytes, type(None)})
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether this is a value that never changes, of a type that nobody else has derived from."""
+    return type(value) in _PLAIN or isinstance(value, (np.generic, tf.DType, tf.TensorShape))
+
+
+def plain_attribute(owner: Any, name: str) -> Any:
+    """Returns an attribute that nothing computes: of an object's dictionary, its class, or a module."""
+    found: Any
+    if isinstance(owner, types.ModuleType):
+        if name not in vars(owner) and not owner.__name__.startswith(("tensorflow", "keras")):
+            raise Refused(f"{owner.__name__} computes {name!r}")
+        try:
+            return getattr(owner, name)  # TensorFlow's modules load parts of themselves when they are asked for
+        except AttributeError:
+            raise Refused(f"{owner.__name__} has no {name!r}") from None
+    if type(owner) is type:  # a class: what it says itself, or one that it derives from
+        found = next((vars(base)[name] for base in owner.__mro__ if name in vars(base)), None)
+        if found is None or hasattr(type(found), "__get__"):
+            raise Refused(f"attribute {name!r} of {owner.__qualname__} is computed")
+        return found
+    kind = type(owner)
+    computed: Any = kind.__getattribute__
+    if computed is not object.__getattribute__:
+        raise Refused(f"attributes of a {kind.__qualname__} are computed")
+    held: dict[str, Any] = getattr(owner, "__dict__", {})
+    found = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
+    if isinstance(found, types.FunctionType) and name not in held:
+        return getattr(owner, name)
+    if name in held and not hasattr(type(found), "__set__"):
+        return held[name]
+    if found is not None and not hasattr(type(found), "__get__"):
+        return found
+    raise Refused(f"attribute {name!r} of a {kind.__qualname__} is computed")

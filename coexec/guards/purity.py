@@ -1,0 +1,222 @@
+"""Proofs: that all code of the program's that runs inside of a call does nothing but compute.
+
+Each function that runs must have the source of one that only computes (`tracer.forms`), whatever path it takes, and
+call only what is known to compute, library calls whose effects are watched, and other such functions. What all of them
+look at is noted (`premises`). Who is called depends on that, and on the arguments: while these are the same, nobody
+else is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import types
+from collections.abc import Callable
+from typing import Any
+
+from coexec.guards.pure_calls import BUILTINS, is_computing
+from coexec.guards.state import StateGuards
+from tracer.errors import Refused
+from tracer.forms import Forms, forms_of
+from tracer.lazy import LazyTensor
+from tracer.library import behind, is_pure
+from tracer.private import EagerTensor
+
+_BUILTINS = frozenset({*BUILTINS, sorted, callable, iter, issubclass})
+
+# Where functions are defined that do nothing to Python that could not be watched, beside those that only compute.
+_MODULES = (
+    "keras.src.ops.", "keras.src.activations.", "keras.src.losses.losses", "keras.src.random.random",
+    *(f"tensorflow.python.ops.{name}" for name in (
+      "array_ops", "clip_ops", "embedding_ops", "image_ops", "linalg_ops", "math_ops", "nn_impl", "nn_ops",
+      "random_ops", "special_math_ops", "stateless_random_ops")),
+)  # fmt: skip
+_OTHERWISE = frozenset({"recompute_grad", "custom_gradient", "gradients", "py_function", "numpy_function"})
+
+# Types of which all methods compute, or change nothing but the object, which forms have looked at.
+_PLAIN = (list, tuple, dict, str, bytes, int, float, complex, range, EagerTensor, LazyTensor)
+
+
+def allowed(function: Any) -> bool:
+    """Returns whether code that only computes may call a function of Python's or a library's."""
+    if isinstance(function, types.BuiltinFunctionType):
+        holder = function.__self__
+        if holder is None or type(holder) is types.ModuleType:
+            return function in _BUILTINS or vars(math).get(function.__name__) is function
+        return isinstance(holder, _PLAIN)
+    if is_computing(function):
+        return True
+    behind = inspect.unwrap(function)
+    name = getattr(behind, "__module__", None) or ""
+    return name.startswith(_MODULES) and behind.__name__ not in _OTHERWISE
+
+
+class PurityProof:
+    """Of one call; `reason` says why there is none."""
+
+    def __init__(self, function: Any, given: list[Any]) -> None:
+        self.reason: str | None = None
+        self.premises = StateGuards(allowed)
+        self._given = given  # objects among the arguments
+        self._pure = is_pure(function)
+        if self._pure:
+            self.premises.functions[id(function.__code__)] = {id(function): function}
+        self._codes: dict[int, Any] = {}  # of the functions that ran, and of what is inside of them
+        self._methods: set[int] = set()  # of them, those of methods
+        self._noted: set[int] = set()  # the ids of functions that were noted
+        self._kinds: set[tuple[int, int]] = set()  # the ids of codes and classes whose methods were
+        # The codes of functions that are made in the call, with the variables that they share with which others.
+        self._made: dict[int, tuple[Any, tuple[str, ...], Any]] = {}
+
+    def start(self, refuse: Callable[[str], None]) -> None:
+        """The observer asks for all that this needs to know."""
+
+    def stop(self) -> None:
+        """As above."""
+
+    suspend = resume = stop
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether code of the program's has run."""
+        return bool(self._codes)
+
+    def admits(self, frame: types.FrameType) -> bool:
+        """Returns whether a function of the program's that is about to run does nothing but compute."""
+        code = frame.f_code
+        try:
+            if id(code) not in self._codes:
+                forms = forms_of(code, frame.f_globals)
+                for function in self._functions_of(frame):
+                    self._note(function, forms)
+                self._codes.update((id(each), each) for each in forms.codes)
+                self._made.update((id(each), (each, shared, code)) for each, shared in forms.made.items())
+            elif id(code) in self._made:
+                if not self._is_made_here(frame):
+                    raise Refused("a function that was made before")
+            elif code.co_freevars and (kind := self._decorated(frame)) not in self._kinds:
+                self._kinds.add(kind)
+                for function in self._functions_of(frame):
+                    self._note(function, forms_of(code, frame.f_globals))
+            if id(code) in self._methods:
+                self.premises.add_object(frame.f_locals[code.co_varnames[0]])
+        except (Refused, Exception) as refused:  # whatever objects do that are looked at, the program must not hear it
+            self.reason = f"{code.co_name} may do more than compute: {refused}"
+            return False
+        return True
+
+    @staticmethod
+    def _decorated(frame: types.FrameType) -> tuple[int, int]:
+        """Returns the ids of the code, and of whose method it may be: what one decorator returns has one code."""
+        code = frame.f_code
+        return id(code), id(type(frame.f_locals.get(code.co_varnames[0]))) if code.co_argcount else 0
+
+    def _is_made_here(self, frame: types.FrameType) -> bool:
+        """Returns whether a function can only be one that was made in this call, and not one like it from before.
+
+        Code that only computes calls it, whose other functions are all noted, and it shares what is there now.
+        """
+        _, shared, maker = self._made[id(frame.f_code)]
+        around = frame.f_back
+        if around is None or id(around.f_code) not in self._codes:
+            return False
+        while around is not None and around.f_code is not maker:
+            around = around.f_back
+        if around is None:
+            return not shared
+        return all(frame.f_locals.get(name, frame) is around.f_locals.get(name, frame) for name in shared)
+
+    def admits_call(self, frame: types.FrameType, function: Any) -> bool:
+        """Returns whether a frame may call a function that is not written in Python."""
+        if id(frame.f_code) not in self._codes or allowed(function) or function is getattr or function is hasattr:
+            return True
+        self.reason = f"{frame.f_code.co_name} calls {function.__qualname__}"
+        return False
+
+    def _note(self, function: Any, forms: Forms) -> None:
+        if id(function) in self._noted:
+            return
+        self._noted.add(id(function))
+        premises = self.premises
+        premises.ask(forms.attributes, forms.optional)
+        premises.add_function(function)
+        for chain in sorted(forms.chains):
+            premises.add_chain(function, chain, chain in forms.called, chain in forms.classes)
+
+    def _functions_of(self, frame: types.FrameType) -> list[Any]:
+        """Returns the functions that may be running."""
+        code = frame.f_code
+        found = list(self.premises.functions.get(id(code), {}).values())
+        if code.co_argcount:
+            for base in type(frame.f_locals.get(code.co_varnames[0])).__mro__:
+                for name, value in vars(base).items():  # a decorated method has the name that the class gives it
+                    method = _plain(value)
+                    if type(method) is types.FunctionType and method.__code__ is code:
+                        self._methods.add(id(code))
+                        self.premises.ask({name})
+                        found.append(method)
+        if not found:  # a function that an object holds, perhaps
+            self.premises.look_further()
+            found = list(self.premises.functions.get(id(code), {}).values())
+        if not found:
+            raise Refused("it cannot be looked up again")
+        return found
+
+    def end(self) -> tuple[StateGuards, list[Any], list[Any]]:
+        """Returns what the functions have looked at, and the variables and Keras' objects among that.
+
+        Raises:
+          Refused: if that cannot be compared with what it will be later.
+        """
+        try:
+            self._look_at_all()
+            return self.premises, *self.premises.finish()
+        except Exception as error:  # as above
+            raise Refused(f"{type(error).__name__} where its objects are looked at") from error
+
+    def _look_at_all(self) -> None:
+        premises = self.premises
+        for value in self._given if self._pure else ():
+            premises.add_object(value)
+        premises.look_further()
+        while more := [f for code, known in premises.functions.items() if code in self._codes
+                       for f in known.values() if id(f) not in self._noted]:  # fmt: skip
+            for function in more:
+                self._note(function, forms_of(function.__code__, function.__globals__))
+            premises.look_further()
+
+
+def _plain(found: Any) -> Any:
+    if isinstance(found, (staticmethod, classmethod)):
+        return found.__func__
+    found = found.fget if isinstance(found, property) else found
+    return behind(found) if isinstance(found, types.FunctionType) else found
+
+
+Contents = dict[int, tuple[int, ...]]
+
+
+def containers_in(value: Any, found: Contents | None = None) -> Contents:
+    """Returns by id the lists, tuples and dicts among arguments, with the ids of what they hold."""
+    found = {} if found is None else found
+    if isinstance(value, (list, tuple, dict)) and id(value) not in found:
+        items = list(value.values()) if isinstance(value, dict) else list(value)
+        found[id(value)] = tuple(map(id, items))
+        for item in items:
+            containers_in(item, found)
+    return found
+
+
+def is_shared(result: Any, given: Contents) -> bool:
+    """Returns whether a result holds a container twice, or one that was given: passed over, there would be copies."""
+    seen: set[int] = set()
+
+    def shared(value: Any) -> bool:
+        if not isinstance(value, (list, tuple, dict)):
+            return False
+        if value and (id(value) in given or id(value) in seen):
+            return True
+        seen.add(id(value))
+        return any(map(shared, value.values() if isinstance(value, dict) else value))
+
+    return shared(result)

@@ -1,0 +1,195 @@
+"""Watch: one run of a call, observed opcode by opcode, to find what it reads and changes of what was there before it.
+
+A call that reads the same does the same: its code is deterministic but for what it reads, and what cannot be guarded
+(clocks, random states, files, what C code keeps to itself) is refused. Nothing is rewritten; the trace function looks
+at each instruction's operands on the value stack before it runs. TensorFlow's and Keras' own code is trusted where its
+arguments are plain values, and watched like the program's where they are objects of the program's.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import os
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from coexec.guards.flat_guards import FlatGuards
+from coexec.guards.watched_calls import WatchedCalls
+from coexec.guards.watched_opcodes import todo
+from coexec.guards.watched_state import WatchedState
+from tracer import hooks
+from tracer.effects import is_of_the_standard_library
+from tracer.errors import Refused
+from tracer.faults import OURS, is_passing
+from tracer.location import is_user
+from tracer.twin import looks_at_frames
+from tracer.value_stack import function_of_frame, local, top
+
+_TRUSTED, _WATCHED, _ASKS, _OURS = "trusted", "watched", "asks", "ours"
+# Of the standard library: these ask what classes there are, and what methods they have.
+_ASKING = frozenset({"abc", "typing", "_weakrefset", "collections.abc", "_collections_abc"})
+_PACKAGES = ("coexec.", "tracer.")  # also of what they generate
+_FROZEN = "<frozen importlib"
+
+hooks.Hooks(
+    __name__,
+    "`sys.settrace` on the calling thread",
+    "what a call of the program's reads and changes is watched; not where another trace function is set",
+    "such a call is learnt or confirmed",
+)
+
+
+class Watch:
+    """Of one call; `reason` says why what it reads and does cannot be known.
+
+    Used like a `PurityProof`. `original` returns the function behind a twin.
+    """
+
+    is_needed = True
+
+    def __init__(self, original: Callable[[Any], Any]) -> None:
+        self.reason: str | None = None
+        self._refused: Callable[[str], None] | None = None  # hears of the first reason
+        self._state = WatchedState(original)
+        self._calls = WatchedCalls(self._state)
+        self.premises = self._state.guards
+        self._kinds: dict[int, tuple[types.CodeType, str]] = {}
+        self._running = False
+        self._away: types.FrameType | None = None  # of the runtime's, under way
+
+    # Of `Effects`, which observes the same call.
+
+    def admits(self, frame: types.FrameType) -> bool:
+        """Returns whether a function of the program's that is about to run is watched."""
+        return self.reason is None
+
+    def admits_call(self, frame: types.FrameType, function: Any) -> bool:
+        """Returns whether a frame may call a function that is not written in Python."""
+        return self.reason is None
+
+    def start(self, refused: Callable[[str], None]) -> None:
+        """Begins to watch this thread; `refused` is called as soon as there is a reason."""
+        self._refused = refused
+        gc.collect(0)
+        self._running = True
+        sys.settrace(self._event)
+
+    def stop(self) -> None:
+        """Ends that; may be called again."""
+        if self._running:
+            self._running = False
+            sys.settrace(None)
+        # Cycles, and frames, would keep the call's tensors alive.
+        self._refused = self._away = self._calls.makes = None
+
+    def suspend(self) -> None:
+        """Looks away, while the runtime itself runs."""
+        if self._running:
+            sys.settrace(None)
+
+    def resume(self) -> None:
+        """Looks again."""
+        if self._running:
+            sys.settrace(self._event)
+
+    def end(self) -> tuple[FlatGuards, list[Any], list[Any]]:
+        """Returns the guards of what was read, and variables and Keras' objects among that.
+
+        Raises:
+          Refused: if it changes what was there before, or reads what cannot be guarded.
+        """
+        self.stop()
+        if self.reason is not None:
+            raise Refused(self.reason)
+        self._state.check_effects()
+        self.premises.finish()
+        return self.premises, [], list(self._state.keras.values())
+
+    # Events.
+
+    def _event(self, frame: types.FrameType, event: str, _: Any) -> Any:
+        if not self._running:
+            return None
+        code = frame.f_code
+        kind = self._kinds.get(id(code))
+        if kind is None:
+            kind = self._kinds[id(code)] = code, _kind_of(frame)
+        if self._away is not None or kind[1] is _OURS:
+            return self._event_of_runtime(frame, kind[1])
+        if kind[1] is _ASKS:
+            return None
+        try:
+            if kind[1] is _TRUSTED and self._calls.is_plain_call(frame):
+                return None
+            if looks_at_frames(code) and kind[1] is not _TRUSTED and not is_of_the_standard_library(frame):
+                raise Refused(f"{code.co_name} may look at the frames of its callers")
+            function = function_of_frame(frame)
+            if type(function) is types.FunctionType:
+                function = self._state.original(function)
+                if not self._state.is_new(function):
+                    self.premises.ran(function)
+            if code.co_flags & inspect.CO_VARKEYWORDS and not code.co_flags & inspect.CO_GENERATOR:
+                at = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+                self._state.made(local(frame, at))
+        except (Refused, Exception) as error:
+            self._refuse(error, frame)
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._opcode
+
+    def _event_of_runtime(self, frame: types.FrameType, kind: str) -> Any:
+        """The runtime's own code, and what libraries do for it, are nothing of the call's."""
+        if self._away is None:
+            if is_passing(frame.f_code):
+                return None
+            self._away = frame
+            frame.f_trace_lines = False
+            return self._return_of_runtime
+        generated = frame.f_code.co_filename == "<string>"  # a named tuple's, say
+        if kind is _WATCHED and not generated and not is_of_the_standard_library(frame):
+            self._refuse(Refused(f"the runtime calls {frame.f_code.co_name}"), frame)
+        return None
+
+    def _return_of_runtime(self, frame: types.FrameType, event: str, _: Any) -> Any:
+        if event == "return" and frame is self._away:
+            self._away = None
+        return self._return_of_runtime
+
+    def _opcode(self, frame: types.FrameType, event: str, _: Any) -> Any:
+        if event != "opcode" or not self._running:
+            return self._opcode
+        try:
+            if self._calls.makes is frame:
+                self._calls.makes = None
+                self._state.made(top(frame))
+            code = frame.f_code
+            due = todo(code).get(frame.f_lasti)
+            if due is not None:
+                due[0](self._calls, frame, due[1], due[2])
+        except (Refused, Exception) as error:  # whatever objects do that are looked at, the program must not hear of it
+            self._refuse(error, frame)
+        return self._opcode
+
+    def _refuse(self, error: BaseException, frame: types.FrameType) -> None:
+        if self.reason is None:
+            text = str(error) if isinstance(error, Refused) else f"it cannot be watched: {type(error).__name__} {error}"
+            name = os.path.basename(frame.f_code.co_filename)
+            self.reason = f"{text} ({frame.f_code.co_name}, {name}:{frame.f_lineno})"
+            refused = self._refused
+            self.stop()
+            if refused is not None:
+                refused(self.reason)
+
+
+def _kind_of(frame: types.FrameType) -> str:
+    code = frame.f_code
+    if code.co_filename.startswith(OURS) or str(frame.f_globals.get("__name__")).startswith(_PACKAGES):
+        return _OURS
+    if code.co_filename.startswith(_FROZEN) or not is_user(code):
+        return _TRUSTED
+    if frame.f_globals.get("__name__") in _ASKING:
+        return _ASKS
+    return _WATCHED

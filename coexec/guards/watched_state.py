@@ -1,0 +1,326 @@
+"""Watched state: what a call reads and changes of what was there before it began.
+
+What was made during the call needs no guard. CPython's collector, which does not run meanwhile, knows it as its
+youngest generation; anything else counts as old, which costs speed at worst: a guard on something that nobody else has
+holds.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import gc
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+import wrapt
+
+from coexec.base.tuning import tuning
+from coexec.guards import c_functions as c
+from coexec.guards.flat_guards import MISSING, FlatGuards, is_small, items_of
+from coexec.guards.pure_calls import is_number
+from coexec.guards.state import HEAP
+from tracer.errors import Refused
+from tracer.lazy import LazyTensor
+from tracer.op import same
+from tracer.private import EagerTensor, pywrap_tfe
+
+# Keras' own, whose attributes are watched by other means.
+KERAS = (
+    keras.layers.Layer, keras.losses.Loss, keras.metrics.Metric, keras.optimizers.Optimizer,
+    keras.random.SeedGenerator,
+)  # fmt: skip
+_SIMPLE = frozenset({int, float, bool, str, bytes, type(None), EagerTensor, LazyTensor, tf.DType, slice, complex})
+_UNASKED = (EagerTensor, LazyTensor, tf.Variable, tf.DType, tf.TensorShape, *c.UNCHANGING)
+_LOCALS = (threading.local, pywrap_tfe.EagerContextThreadLocalData)  # guards are asked on the thread of the call
+_SIMPLE_ITEMS = (*c.UNCHANGING, *c.VIEWS, EagerTensor, LazyTensor, tf.TensorShape, tf.Variable)
+_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
+
+
+class WatchedState:
+    """Of one call: guards of what it has read, and what it has changed.
+
+    `original` returns the function behind a twin.
+    """
+
+    def __init__(self, original: Callable[[Any], Any]) -> None:
+        self.guards = FlatGuards()
+        self.keras: dict[int, Any] = {}  # Keras' objects that were met, by id
+        self.original = original
+        self._new: set[int] = set()
+        self._old: dict[int, Any] = {}
+        self._written: dict[tuple[int, str, Any], tuple[Any, str, Any, Any]] = {}
+        self._changed: dict[int, tuple[Any, tuple[Any, ...]]] = {}  # containers, with what they held
+        self._names_seen: set[tuple[int, int]] = set()
+
+    def check_effects(self) -> None:
+        """Requires that everything that was there before is as it was.
+
+        Raises:
+          Refused: with the first difference.
+        """
+        for holder, how, key, before in self._written.values():
+            now = _now(holder, how, key)
+            if now is not before and not (is_number(before) and is_number(now) and same(before, now)):
+                raise Refused(f"it sets {key!r} of a {type(holder).__name__}")
+        for holder, items in self._changed.values():
+            now = items_of(holder)
+            if len(now) != len(items) or any(one is not other for one, other in zip(now, items, strict=True)):
+                raise Refused(f"it changes a {type(holder).__name__} that was there before")
+
+    # What is new.
+
+    def made(self, value: Any) -> None:
+        """Notes that a value was made during the call."""
+        self._new.add(id(value))
+
+    def is_new(self, value: Any) -> bool:
+        key = id(value)
+        if key in self._old:
+            return False
+        if key in self._new:
+            return True
+        if not gc.is_tracked(value):
+            return False
+        self._new.update(map(id, gc.get_objects(generation=0)))
+        if key in self._new:
+            return True
+        self._old[key] = value
+        return False
+
+    # Reads.
+
+    def takes(self, value: Any, depth: int = 0) -> None:
+        """An operand that is read as a whole, if it is a container."""
+        kind = type(value)
+        if kind in _SIMPLE:
+            return
+        if isinstance(value, (*c.CONTAINERS, *c.VIEWS)):
+            if not self.is_new(value):
+                self.content(value)
+            if depth < tuning.watched_depth:
+                for item in items_of(value):
+                    self.takes(item, depth + 1)
+            else:
+                raise Refused("containers are nested too deeply")
+        elif isinstance(value, tuple):
+            if depth < tuning.watched_depth:
+                for item in value:
+                    self.takes(item, depth + 1)
+        elif isinstance(value, np.ndarray):
+            self.array(value)
+        elif kind.__flags__ & HEAP and not hasattr(kind, "__next__") and not isinstance(value, wrapt.ObjectProxy):
+            self.guards.looked_up(kind)
+        elif isinstance(value, wrapt.ObjectProxy):
+            self.takes(value.__wrapped__, depth)
+        elif hasattr(kind, "__next__") and not self.is_new(value):
+            raise Refused(f"it steps through a {kind.__name__} that was there before")
+        elif isinstance(value, (memoryview, bytearray, types.MappingProxyType)):
+            if not self.is_new(value):
+                raise Refused(f"it reads a {kind.__name__} that was there before")
+
+    def content(self, holder: Any) -> None:
+        if self.is_new(holder):
+            return
+        changed = self._changed.get(id(holder))
+        self.guards.read_content(holder, items_of(holder) if changed is None else changed[1])
+
+    def array(self, array: Any) -> None:
+        if not is_small(array):
+            raise Refused("it reads an array that was there before, or a large one")
+        self.guards.read_array(array)
+
+    def item(self, holder: dict[Any, Any], key: Any) -> None:
+        if (id(holder), "item", key) in self._written or self.is_new(holder):
+            return
+        if id(holder) in self._changed:
+            self.content(holder)
+        else:
+            self.guards.read_item(holder, key, holder.get(key, MISSING))
+
+    def subscript(self, holder: Any, key: Any) -> None:
+        kind = type(holder)
+        if isinstance(holder, wrapt.ObjectProxy):
+            holder, kind = holder.__wrapped__, type(holder.__wrapped__)
+        if kind is dict and is_key(key):
+            self.item(holder, key)
+        elif isinstance(holder, (*c.CONTAINERS, np.ndarray)):
+            self.takes(holder)
+        elif kind.__flags__ & HEAP:
+            self.guards.looked_up(kind)
+        elif not isinstance(holder, (type, *_SIMPLE_ITEMS)) and not self.is_new(holder):
+            raise Refused(f"it reads a {kind.__name__} that was there before")
+
+    def attribute(self, holder: Any, name: str) -> Any:
+        kind = type(holder)
+        if isinstance(holder, _UNASKED):
+            return
+        if issubclass(kind, types.ModuleType):
+            if kind is types.ModuleType:
+                self.item(vars(holder), name)
+            else:
+                self.computed(holder, name)
+            return
+        if isinstance(holder, type):
+            self.guards.looked_up(holder)
+            self.guards.looked_up(kind)
+            return
+        if kind is super:
+            self.guards.looked_up(type(holder.__self__))
+            if isinstance(holder.__self__, type):
+                self.guards.looked_up(holder.__self__)
+            return
+        self.guards.looked_up(kind)
+        if kind is types.FunctionType:
+            if not self.is_new(holder) and type(vars(kind).get(name)) not in _METHODS:
+                self.computed(self.original(holder), name)
+            return
+        if isinstance(holder, KERAS):
+            self.keras[id(holder)] = holder
+        if isinstance(holder, np.ndarray):
+            self.takes(holder)
+            return
+        if isinstance(holder, (types.MethodType, functools.partial)):
+            return  # they do not change; what they hold is asked itself
+        if self.is_new(holder):
+            return
+        lookup: Any = kind.__getattribute__
+        if not kind.__flags__ & HEAP and not isinstance(holder, _LOCALS):
+            found = of_class(kind, name)
+            if type(found) not in _METHODS:
+                self.computed(holder, name)
+            return
+        if lookup is not object.__getattribute__ and not isinstance(holder, c.CONTAINERS):
+            if type(lookup) is types.FunctionType:
+                return  # which is watched
+            if not isinstance(holder, (*_LOCALS, wrapt.ObjectProxy)):
+                raise Refused(f"attributes of a {kind.__qualname__} are computed")
+            self.computed(holder, name)
+            return
+        found = of_class(kind, name)
+        if name in ("__dict__", "__class__"):
+            if name == "__class__":
+                self.guards.read_attribute(holder, "__class__", holder.__dict__.get(name, MISSING))
+            return
+        if found is not MISSING and hasattr(type(found), "__set__"):
+            if isinstance(found, (types.MemberDescriptorType, types.GetSetDescriptorType)):
+                self.computed(holder, name)
+            elif isinstance(found, property) and type(found.fget) not in (types.FunctionType, type(None)):
+                if not kind.__module__.startswith("tensorflow."):  # whose getters give what they keep
+                    raise Refused(f"{name!r} of a {kind.__qualname__} is computed")
+                self.computed(holder, name)
+            return
+        held = getattr(holder, "__dict__", None)
+        if type(held) is dict:
+            if (id(holder), "attribute", name) not in self._written:
+                self.guards.read_attribute(holder, name, held.get(name, MISSING))
+        elif held is not None:
+            raise Refused(f"attributes of a {kind.__qualname__} are computed")
+
+    def computed(self, holder: Any, name: str) -> None:
+        if (id(holder), "computed", name) in self._written:
+            return
+        value = getattr(holder, name, MISSING)
+        if not _is_stable(holder, name, value):
+            raise Refused(f"{name!r} of a {type(holder).__name__} is computed")
+        self.guards.read_computed(holder, name, value)
+
+    # Writes.
+
+    def writes(self, holder: Any, name: str) -> None:
+        """An attribute is about to be set or deleted."""
+        if self.is_new(holder):
+            return
+        kind = type(holder)
+        if issubclass(kind, types.ModuleType):
+            self.writes_item(vars(holder), name)
+            return
+        if isinstance(holder, (type, types.FunctionType)) or name in ("__class__", "__dict__"):
+            raise Refused(f"it sets {name!r} of a {kind.__name__}")
+        if isinstance(holder, (EagerTensor, LazyTensor)):
+            raise Refused(f"it sets {name!r} of a tensor")
+        self.guards.looked_up(kind)
+        found = of_class(kind, name)
+        how = "attribute"
+        if isinstance(found, property) and type(found.fset) is types.FunctionType:
+            return  # which is watched
+        if isinstance(holder, _LOCALS) or isinstance(found, types.MemberDescriptorType):
+            how = "computed"
+        elif isinstance(found, types.GetSetDescriptorType) or type(getattr(holder, "__dict__", None)) is not dict:
+            raise Refused(f"it sets {name!r} of a {kind.__name__}")
+        self._written.setdefault((id(holder), how, name), (holder, how, name, _now(holder, how, name)))
+
+    def writes_item(self, holder: dict[Any, Any], key: Any) -> None:
+        self._written.setdefault((id(holder), "item", key), (holder, "item", key, _now(holder, "item", key)))
+
+    def changes(self, holder: Any) -> None:
+        """A container is about to be changed."""
+        if isinstance(holder, wrapt.ObjectProxy):
+            holder = holder.__wrapped__
+        if self.is_new(holder):
+            return
+        if not isinstance(holder, c.CONTAINERS):
+            if type(holder).__flags__ & HEAP and not isinstance(holder, np.ndarray):
+                self.guards.looked_up(type(holder))
+                return  # by code that is watched
+            raise Refused(f"it changes a {type(holder).__name__}")
+        # The collector may begin to track a dict as its first tensor goes in, as if it were made then.
+        self._old[id(holder)] = holder
+        self._changed.setdefault(id(holder), (holder, items_of(holder)))
+
+    def read_name(self, frame: types.FrameType, name: str) -> None:
+        """A global, or a builtin, is about to be read."""
+        seen = id(frame.f_code), frame.f_lasti
+        if seen in self._names_seen:
+            return
+        self._names_seen.add(seen)
+        space = frame.f_globals
+        self.item(space, name)
+        if name not in space:
+            held = frame.f_builtins
+            self.item(held if type(held) is dict else vars(builtins), name)
+
+    def read_cell(self, cell: Any) -> None:
+        """A variable of an enclosing function is about to be read."""
+        if type(cell) is types.CellType and not self.is_new(cell) and (id(cell), "cell", None) not in self._written:
+            self.guards.read_cell(cell, _now(cell, "cell", None))
+
+    def write_cell(self, cell: Any) -> None:
+        """A variable of an enclosing function is about to be set."""
+        if type(cell) is types.CellType and not self.is_new(cell):
+            self._written.setdefault((id(cell), "cell", None), (cell, "cell", None, _now(cell, "cell", None)))
+
+
+def of_class(kind: type, name: str) -> Any:
+    """Returns what a class, or the first of its bases that does, says of a name; `MISSING` if none does."""
+    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), MISSING)
+
+
+def is_key(key: Any) -> bool:
+    """Returns whether looking a key up runs nobody's code."""
+    return type(key) in (str, int, bytes, bool, type(None)) or isinstance(key, type)
+
+
+def _is_stable(holder: Any, name: str, value: Any) -> bool:
+    """Returns whether `getattr` gives the same each time, by identity or because it never changes."""
+    if value is MISSING or is_number(value) or type(value) is tuple:
+        return True
+    return getattr(holder, name, MISSING) is value
+
+
+def _now(holder: Any, how: str, key: Any) -> Any:
+    if how == "attribute":
+        return holder.__dict__.get(key, MISSING)
+    if how == "item":
+        return holder.get(key, MISSING)
+    if how == "cell":
+        try:
+            return holder.cell_contents
+        except ValueError:
+            return MISSING
+    return getattr(holder, key, MISSING)

@@ -1,0 +1,105 @@
+"""Assertion: a check that a segment assumes to hold, kept to be made again on real values, to fail as in eager."""
+
+from __future__ import annotations
+
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+from coexec.launch.keras_error_context import Note
+from tracer.inputs import small
+from tracer.lazy import LazyTensor, eager_constant
+from tracer.location import Location, raise_at
+from tracer.op import Const
+from tracer.private import EagerTensor, is_resource_variable
+
+_PLAIN = (int, float, bool, complex, bytes, np.ndarray)
+
+
+class CannotDescribe(Exception):
+    """An argument that cannot be kept for later; never leaves this module."""
+
+
+class _ByIdentity:
+    """An object that is what it is, as an argument."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ByIdentity) and other.value is self.value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Assertion:
+    """What a call of an assertion was given, tensors by their place in the segment: as slots are in a step."""
+
+    __slots__ = ("arguments", "function")
+
+    def __init__(self, function: Any, arguments: list[Any]) -> None:
+        self.function = function
+        self.arguments = arguments
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Assertion) and other.function is self.function and other.arguments == self.arguments
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def fail(
+    assertion: Assertion | None, real: list[Any], feeds: list[Any], location: Location, note: Note | None = None
+) -> None:
+    """Makes an assertion on the real tensors of a segment; raises its error, with a note, as from the user's line."""
+    if assertion is None:  # an interrupt came as it was made
+        return
+    try:
+        assertion.function(*[_filled(form, real, feeds) for form in assertion.arguments])
+    except Exception as error:
+        failure = (error if note is None else note.added_to(error)).with_traceback(None)
+    else:
+        return
+    raise_at(failure, location)
+
+
+def described(value: Any, cursor: Any) -> Any:
+    """Returns what stands for an argument until the segment is carried out: no tensor that is still to come."""
+    kind = type(value)
+    if value is None or kind is str:
+        return value
+    if kind is LazyTensor:
+        const = value._out.const
+        if const is not None:
+            return const, value._out.spec
+        if value._value is None:
+            number = value._key - cursor.base
+            if not 0 <= number < cursor.step.end:
+                raise CannotDescribe
+            return number
+        value = value._value
+    if isinstance(value, EagerTensor):
+        place = cursor.place(value)
+        return _ByIdentity(value) if place is None else -1 - place
+    if kind is list or kind is tuple:
+        return kind, [described(v, cursor) for v in value]
+    if (kind in _PLAIN or isinstance(value, np.generic)) and small(value):
+        return Const(value)
+    if kind is FunctionType or kind is np.ufunc or is_resource_variable(value):
+        return _ByIdentity(value)
+    raise CannotDescribe
+
+
+def _filled(form: Any, real: list[Any], feeds: list[Any]) -> Any:
+    """Returns the argument that `described` gave."""
+    if form is None or isinstance(form, str):
+        return form
+    if isinstance(form, int):
+        return real[form] if form >= 0 else feeds[-1 - form]
+    if isinstance(form, tuple):
+        if isinstance(form[0], Const):
+            return eager_constant(form[0].value, form[1])
+        return form[0](_filled(item, real, feeds) for item in form[1])
+    return form.value

@@ -1,0 +1,424 @@
+"""Segments: what has been compiled for a cut, and how a segment is carried out."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import weakref
+from collections import defaultdict
+from typing import Any
+
+import tensorflow as tf
+
+from coexec.base import fork, timer_signals
+from coexec.base.budget import Budget, is_hopeless
+from coexec.base.options import Divergence, Options
+from coexec.base.stats import EventLog, Kind
+from coexec.base.tuning import tuning
+from coexec.compile.compile_thread import background
+from coexec.compile.executable import Executable
+from coexec.compile.shape_polymorphic import PolymorphicGraphs
+from coexec.launch.async_launch import AsyncLaunch, launch_async
+from coexec.launch.audits import Audits
+from coexec.launch.backend_race import Compiled
+from coexec.launch.interpreter import replay
+from coexec.launch.segment import PendingSegment
+from coexec.launch.validate import CHECKED, Declined, reason_of, validate
+from coexec.lowering.plan import Plan, make_plan
+from coexec.lowering.reroll.reroll import left_by_loops
+from tracer.graph import Step
+from tracer.intercept import handling
+from tracer.private import context, is_op_determinism_enabled
+
+
+class SegmentExecutor:
+    """Carries out segments for one function: launches what is compiled, compiles what comes again."""
+
+    def __init__(self, options: Options, ledger: EventLog, name: str) -> None:
+        self.options = options
+        self.name = name
+        self.ledger = ledger
+        self.audits = Audits()
+        self._families = PolymorphicGraphs()
+        self._on_cpu = not tf.config.list_physical_devices("GPU")
+        self._clock = itertools.count()
+        self._generation = 0  # of all that is compiled
+        self._began = time.monotonic()
+        self._spent = 0.0  # seconds, for compiling
+        self._asked: defaultdict[Any, set[int]] = defaultdict(set)  # for which segments, by place; also after `clear`
+        self._lock = threading.RLock()
+        self._all: list[Compiled] = []
+        self._executables: weakref.WeakValueDictionary[Any, Executable] = weakref.WeakValueDictionary()
+
+    def launch_async(self, pending: PendingSegment, options: Options) -> AsyncLaunch | None:
+        """Launches a segment beside Python, if that is as good as launching it here; `run` lands it.
+
+        Its executable must be settled, and give out what is alive.
+        """
+        compiled: Compiled | None = pending.last.executables
+        if compiled is None or compiled.refused or compiled.rival is not None or options.validating or fork.forked:
+            return None
+        executable = compiled.executable
+        if executable is None or executable.launches < 2 or not executable.given.issuperset(pending.alive):
+            return None
+        if (executable.backend == "xla" and timer_signals.is_running()) or self._is_audited(executable, options):
+            return None
+        flight = launch_async(executable, pending.feeds, pending.seeds)
+        self.ledger.count(beside=flight is not None)
+        return flight
+
+    def run(self, pending: PendingSegment, options: Options) -> bool:
+        """Computes the tensors that are alive, and does every write, of a segment.
+
+        Returns whether that was one launch.
+        """
+        last = pending.last
+        last.visits += 1
+        compiled = last.executables
+        if compiled is None:
+            compiled = last.executables = Compiled()
+            self._all.append(compiled)
+        compiled.used = next(self._clock)
+        executable, failure = None, None
+        if pending.flight is not None:  # whatever became of the segment meanwhile: what it writes is written
+            executable = pending.flight.executable
+            failure = self._launch(executable, pending, compiled)
+            if failure is None:
+                return True
+        elif not compiled.refused and not fork.forked:
+            executable = compiled.next()
+            if executable is None or not executable.given.issuperset(pending.alive):
+                executable = self._compile(compiled, last, pending.alive, pending.budget)
+            if executable is not None and executable.backend == "xla" and timer_signals.is_running():
+                executable = self._without_xla(compiled, last, pending.alive)
+            if executable is not None and (options.validating or self._is_new(executable, options)):
+                return self._validate(executable, pending, compiled, options)
+            if executable is not None and self._is_audited(executable, options):
+                return self._audit(executable, pending, compiled, options)
+            if executable is not None:
+                failure = self._launch(executable, pending, compiled)
+                if failure is None:
+                    return True
+        began = time.perf_counter()
+        replay(pending, pending.seeds)
+        if executable is not None and failure is not None:  # else an operation has failed, which raised just now
+            self._demote(compiled, executable, last, failure)
+        else:
+            took = time.perf_counter() - began
+            compiled.seconds += took
+            pending.budget.earn(took)
+            self._consider_xla(compiled, last)
+        return False
+
+    def replay(self, pending: PendingSegment) -> None:
+        """Carries out, operation by operation, what is left of a segment."""
+        replay(pending, pending.seeds)
+
+    def _launch(self, executable: Executable, pending: PendingSegment, compiled: Compiled) -> str | None:
+        """Launches; returns None, or why that came to nothing, and then nothing was written."""
+        flight = pending.flight
+        began = time.perf_counter()
+        pending.executable = executable
+        try:
+            if flight is None:
+                results = executable.launch(pending.feeds, pending.seeds, pending.results)
+            else:
+                results = flight.land()
+        except Exception as error:  # the replay tells whether it was an operation or the executable that failed
+            pending.results.extend(flight.into if flight is not None else ())
+            if pending.results:  # neither: it is done, and what failed is Python, behind it
+                raise
+            return reason_of(error)
+        took = time.perf_counter() - began
+        if flight is None:
+            executable.took = took
+        self.ledger.count("launches")
+        if executable.launches == 1:  # when TensorFlow prepares it
+            self._spent += took
+            self.ledger.count(loaded=executable.loaded)
+        elif flight is None:
+            outcome = compiled.took(executable, took)
+            if outcome is not None:
+                self.ledger.cause(Kind.BACKEND, outcome, pending.last.place)
+        if results is None:
+            pending.results.clear()
+            return CHECKED
+        pending.deliver(results)
+        self._consider_xla(compiled, pending.last)
+        return None
+
+    def _validate(
+        self, executable: Executable, pending: PendingSegment, compiled: Compiled, options: Options, audit: bool = False
+    ) -> bool:
+        """Carries the segment out twice; where the executable does something else, it is not launched again.
+
+        Returns whether it could be launched.
+        """
+        self.ledger.count("validated", "launches")
+        try:
+            difference = validate(executable, pending)
+        except Declined as declined:
+            self._demote(compiled, executable, pending.last, str(declined))
+            return False
+        finally:
+            if executable.launches == 1:
+                self.ledger.count(loaded=executable.loaded)
+        executable.trusted = True
+        if difference is not None:
+            with self._lock:
+                self._families.give_up(executable)
+                for key in [key for key, known in self._executables.items() if known is executable]:
+                    del self._executables[key]
+                for user in [compiled, *(c for c in self._all if c is not compiled)]:
+                    user.discard(executable)
+            if audit:
+                self.audits.warn(self.name, f"{executable.backend}: {difference}", pending.last.place)
+            self.found(f"{executable.backend}: {difference}", pending.last.place, options)
+        return True
+
+    def _audit(self, executable: Executable, pending: PendingSegment, compiled: Compiled, options: Options) -> bool:
+        """Compares a launch as `_validate` does, though the executable was right before; warns where it is not now."""
+        began = time.perf_counter()
+        try:
+            return self._validate(executable, pending, compiled, options, audit=True)
+        finally:
+            self.audits.took(executable, time.perf_counter() - began)
+
+    def _is_audited(self, executable: Executable, options: Options) -> bool:
+        """Whether a launch is to be compared, though no mode asks for it."""
+        if not self.audits.open or options is not self.options or not tuning.validates_new:
+            return False
+        return executable.size <= tuning.max_validated_bytes and self.audits.wants(executable)
+
+    def _is_new(self, executable: Executable, options: Options) -> bool:
+        """Whether an executable was never compared with its operations, and is to be."""
+        if not tuning.validates_new or executable.trusted or options.trusting:
+            return False
+        return executable.size <= tuning.max_validated_bytes
+
+    def found(self, text: str, place: str, options: Options) -> None:
+        """Notes that something compiled or followed as one was not what the program does; strict functions raise."""
+        hint = "if it is more than the rounding of sums that cancel, report it; it is not used any more"
+        self.ledger.cause(Kind.VALIDATION, text, place, hint)
+        if options.strict:
+            raise Divergence(f"{text}, at {place}")
+
+    def _demote(self, compiled: Compiled, executable: Executable, last: Step, reason: str) -> None:
+        """Takes a backend away from a segment that failed there and not eagerly."""
+        compiled.alarms += 1
+        if reason == CHECKED and compiled.alarms < tuning.max_alarms:
+            return
+        if executable.backend == "xla":
+            self.ledger.cause(Kind.XLA, reason, last.place)
+            compiled.asked = True
+            if executable is compiled.rival:
+                compiled.rival = None
+                return
+            with self._lock, handling(None):
+                compiled.executable = self._emit(compiled, last, "graph")
+        else:
+            self.ledger.cause(Kind.IMPERATIVE, reason, last.place)
+            compiled.executable = compiled.rival = None
+            compiled.refused = True
+
+    # Compiling.
+
+    def _compile(self, compiled: Compiled, last: Step, alive: list[int], budget: Budget) -> Executable | None:
+        """Returns an executable that gives out what is alive, if the segment is worth one and the budget allows it."""
+        jit = self.options.jit_compile
+        with self._lock, handling(None):
+            compiled.wanted.update(alive)
+            if compiled.executable is not None:
+                compiled.widen()
+                compiled.widenings += 1
+                if compiled.widenings > tuning.max_widenings:
+                    compiled.wanted = last.given()
+            if not self._is_worth_it(last):
+                return self._known(compiled, last)
+            before = time.monotonic()
+            if (jit is True or (tuning.xla_at_once and jit == "auto")) and not compiled.asked:
+                compiled.asked = True
+                compiled.executable = self._emit(compiled, last, "xla")
+            if compiled.executable is None and not self._affords(compiled, last, budget):
+                return self._known(compiled, last)
+            if compiled.executable is None and last.live >= tuning.launch_operations and not compiled.refused:
+                compiled.adopt(self._emit(compiled, last, "graph"))
+                compiled.refused = compiled.executable is None
+                if jit == "auto" and not is_op_determinism_enabled() and (known := compiled.recall()) is not None:
+                    self.ledger.cause(Kind.BACKEND, known, last.place)
+            took = time.monotonic() - before
+            self._spent += took
+            budget.spend(took)
+            return compiled.executable
+
+    def _affords(self, compiled: Compiled, last: Step, budget: Budget) -> bool:
+        """Returns whether a call may compile a segment; one that no call may waits until it has come more often."""
+        seconds = compiled.seconds / max(last.visits - 1, 1)
+        if budget.has(last.live, seconds):
+            return True
+        if not is_hopeless(last.live, seconds):
+            return False
+        text = f"to compile its {last.live} operations holds up a call"
+        self.ledger.cause(Kind.CUT, text, last.place, "read a value in between: shorter segments take less")
+        return last.visits >= tuning.hopeless_visits
+
+    def _without_xla(self, compiled: Compiled, last: Step, alive: list[int]) -> Executable | None:
+        """Returns a graph to launch while a timer sends signals, which the code that XLA compiles does not survive."""
+        if compiled.executable is not None and compiled.executable.backend == "graph":
+            return compiled.executable  # XLA's competes with it
+        if compiled.stand_in is None or not compiled.stand_in.given.issuperset(alive):
+            with self._lock, handling(None):
+                compiled.stand_in = self._emit(compiled, last, "graph")
+            text = "an interval timer runs, and code compiled by XLA may crash where a signal interrupts it"
+            self.ledger.cause(Kind.XLA, text, last.place, "use a profiler that samples from another process")
+        return compiled.stand_in
+
+    def _known(self, compiled: Compiled, last: Step) -> Executable | None:
+        """Returns a graph for a segment that is not worth one of its own yet: one that other sizes have."""
+        xla_first = self.options.jit_compile is True or tuning.xla_at_once
+        if xla_first or compiled.executable is not None or not self._families.shares:
+            return None
+        if last.live < tuning.launch_operations:
+            return None
+        plan = make_plan(last, tuple(sorted(compiled.wanted)))
+        compiled.adopt(self._families.graph(plan) if plan.live and not plan.refusal else None)
+        return compiled.executable
+
+    def _is_worth_it(self, last: Step) -> bool:
+        if last.visits < tuning.launch_visits:
+            return False
+        budget = tuning.compile_allowance + tuning.compile_share * (time.monotonic() - self._began)
+        return last.visits >= tuning.compile_often or self._spent < budget
+
+    def _emit(self, compiled: Compiled, last: Step, backend: str) -> Executable | None:
+        plan = self._plan(compiled, last, backend)
+        if plan is None:
+            return None
+        if backend == "graph" and self._on_cpu:
+            return self._families.graph(plan, lambda given: self._made(plan, backend, last.place, given))
+        return self._made(plan, backend, last.place)
+
+    def _made(self, plan: Plan, backend: str, place: str, given: dict[Any, int] | None = None) -> Executable | None:
+        """Returns an executable for a plan, or a graph that takes these of its constants as arguments."""
+        executable = self._executables.get((backend, plan.content)) if given is None else None
+        if executable is None and (executable := self._new(plan, backend, place, given)) is not None:
+            self._register(plan, executable, "" if given is None else "shared ")
+        return executable
+
+    def _plan(self, compiled: Compiled, last: Step, backend: str) -> Plan | None:
+        """Returns what the backend is to compile; None, with the reason kept, if it cannot or need not."""
+        place = last.place
+        plan = make_plan(last, tuple(sorted(compiled.wanted)))
+        if plan.live == 0 or plan.refusal:
+            compiled.refused = True
+            if plan.refusal:
+                self.ledger.cause(Kind.IMPERATIVE, plan.refusal, place)
+            return None
+        if backend == "xla" and (refusal := plan.refusal_by_xla(tuning.min_outlined)):
+            self.ledger.cause(Kind.XLA, refusal, place)
+            return None
+        return plan
+
+    def _new(self, plan: Plan, backend: str, place: str, given: dict[Any, int] | None = None) -> Executable | None:
+        try:
+            executable = Executable(plan, backend, given)
+        except Exception as error:  # whatever cannot be emitted runs otherwise, with the reason kept
+            kind = Kind.XLA if backend == "xla" else Kind.IMPERATIVE
+            self.ledger.cause(kind, f"{type(error).__name__}: {str(error)[:300]}", place)
+            return None
+        self.ledger.compiled(plan.live)
+        if executable.folded:
+            there = executable.ops + executable.folded
+            text = f"of {there} operations {executable.ops} are left: what comes again and again are turns of loops"
+            self.ledger.cause(Kind.FOLDED, text, place)
+        if executable.parts:
+            text = f"{next(iter(plan.outside.values()))}: it runs between {len(executable.parts)} compiled parts"
+            self.ledger.cause(Kind.XLA, text, place)
+        return executable
+
+    def _register(self, plan: Plan, executable: Executable, kind: str = "") -> None:
+        """Lets segments of equal content share an executable; beyond a bound, others go. Under the lock."""
+        self._executables[kind + executable.backend, plan.content] = executable
+        if len(self._executables) > tuning.max_executables or self._operations() > tuning.max_compiled_operations:
+            held = [c for c in self._all if c.executable is not None or c.rival is not None]
+            for compiled in sorted(held, key=lambda c: c.used)[: len(held) // 4 + 1]:
+                compiled.widen()
+
+    def _operations(self) -> int:
+        return sum(executable.ops for executable in list(self._executables.values()))
+
+    def _consider_xla(self, compiled: Compiled, last: Step) -> None:
+        """Asks XLA for a segment that has taken enough time to pay for it, in the background."""
+        if compiled.asked or compiled.refused or fork.forked:
+            return
+        soon = self.options.xla_soon and last.visits >= tuning.xla_soon_visits
+        if not soon and not compiled.is_worth_xla(tuning.xla_price, last.live):
+            return
+        if last.visits < tuning.launch_visits or timer_signals.is_running():
+            return
+        compiled.asked = True
+        if self.options.jit_compile != "auto" or is_op_determinism_enabled():
+            return  # where runs are to be equal to the bit, time decides nothing
+        with self._lock, handling(None):
+            plan = self._plan(compiled, last, "xla")
+            if plan is None:
+                return
+            if plan.size > tuning.max_validated_bytes:
+                text = "it is too large to be compiled beside the program; jit_compile=True has it compiled at once"
+                self.ledger.cause(Kind.XLA, text, last.place)
+                return
+            shared = self._executables.get(("xla", plan.content))
+            if shared is not None:
+                compiled.compete(shared, self._on_cpu)
+                return
+            asked = self._asked[last.op, last.frames]
+            if len(asked) >= tuning.max_xla_shapes and hash(plan.content) not in asked:
+                most = tuning.max_xla_shapes
+                text = f"XLA has compiled {most} segments that end here, for other shapes, and never frees its code"
+                self.ledger.cause(Kind.XLA, text, last.place)
+                return
+            asked.add(hash(plan.content))
+        place, device, generation = last.place, context.context().device_name, self._generation
+
+        def compile_by_xla() -> None:
+            if generation != self._generation:  # all was cleared meanwhile
+                return
+            if timer_signals.is_running():
+                compiled.asked = False  # later
+                return
+            if not soon and compiled.is_uncounted(plan.live):
+                compiled.ops = min(plan.live, left_by_loops(plan))
+                if not compiled.is_worth_xla(tuning.xla_price, plan.live):
+                    compiled.asked = False  # later
+                    return
+            executable = self._executables.get(("xla", plan.content)) or self._new(plan, "xla", place)
+            if executable is None:
+                return
+            if executable.launches == 0:
+                try:
+                    executable.prepare(device)
+                except Exception as error:
+                    reason = reason_of(error)
+                    self.ledger.cause(Kind.XLA, reason, place)
+                    compiled.declined(f"XLA cannot compile it: {reason}")
+                    return
+                executable.launches = 1
+                self.ledger.count(loaded=executable.loaded)
+            with self._lock:
+                if generation == self._generation:
+                    self._register(plan, executable)
+                    if compiled.asked and compiled.wanted == executable.given:  # else it has changed meanwhile
+                        compiled.compete(executable, self._on_cpu)
+
+        if not background.submit(f"compiling {plan.live} operations before {place} by XLA", compile_by_xla):
+            compiled.asked, compiled.seconds = False, 0.0  # later, perhaps
+
+    def clear(self) -> None:
+        """Lets go of every executable; one that a running call launches is released after it."""
+        with self._lock:
+            self._generation += 1
+            self._families = PolymorphicGraphs()
+            for compiled in self._all:
+                compiled.widen()
+            self._all.clear()

@@ -1,0 +1,241 @@
+"""Replay: a segment's operations, carried out one by one as the eager program would have."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from coexec.compile.executable import Alone
+from coexec.launch.assertion import fail
+from coexec.launch.keras_error_context import note_of
+from coexec.launch.segment import PendingSegment
+from coexec.lowering.op_failures import ASSERTION
+from coexec.lowering.plan import recurses
+from coexec.lowering.xla.philox import PHILOX, STATELESS, words_of
+from tracer.block import BRANCH, CALL, STRUCTURES, Block
+from tracer.graph import CONST, LIST, Step, spec_of_constant
+from tracer.inputs import python_spec
+from tracer.intercept import fast_execute, flat_outputs, handling, make_constant, run_execute
+from tracer.lazy import eager_constant
+from tracer.location import raise_at
+from tracer.op import Const, signature_of
+from tracer.private import EagerTensor, context, core, record
+from tracer.seeds import Pair, join
+from tracer.spec import intern_spec
+
+# Makes other results of an operation's inputs and results.
+Changed: TypeAlias = Callable[[Step, list[Any], list[Any]], list[Any]]
+
+
+def replay(pending: PendingSegment, seeds: list[Pair], changed: Changed | None = None) -> None:
+    """Runs a segment's operations in order and gives each lazy tensor that somebody wants its eager one.
+
+    A failing operation raises what it raises eagerly, and `pending.at` is its step; those before it have run, those
+    behind it have not. With `changed`, those behind an operation get what that makes of the operation's results.
+    """
+    values, raw = pending.values, pending.raw
+    real = pending.real = pending.real or [None] * len(values)
+    with handling(None), record.stop_recording():
+        if raw:  # an error of the runtime's own came behind it
+            assert pending.at is not None
+            _give(pending, pending.at, flat_outputs(raw[0]))
+        steps, said = pending.reaching(), (pending.assertions, pending.notes)
+        for step, inputs, tensors in _run(steps, pending.feeds, seeds, real, *said, raw):
+            if changed is not None:
+                tensors = changed(step, inputs, tensors)
+            _give(pending, step, tensors)
+    pending.finished = True
+
+
+def _give(pending: PendingSegment, step: Step, tensors: list[Any]) -> None:
+    """Notes what an operation gave, and gives it to those who want it."""
+    values, real, first = pending.values, pending.real, step.first
+    for n, tensor in enumerate(tensors):
+        real[first + n] = tensor
+        lazy = values[first + n]
+        if lazy is not None:
+            lazy._value = tensor
+    pending.done = step.depth
+    pending.raw.clear()
+
+
+def _run(
+    steps: Iterable[Step], feeds: list[Any], seeds: list[Pair], real: list[Any], said: dict[Step, Any],
+    notes: dict[Step, Any], raw: list[Any],
+) -> Iterator[tuple[Step, list[Any], list[Any]]]:  # fmt: skip
+    """Runs the steps in order, notes in `real` what comes out, and yields it with the inputs; what is known is not run.
+
+    `said`, `notes`: what assertions say where they fail, and what Keras adds to errors, where this call has others.
+    What an operation gives is in `raw` as soon as it has run.
+    """
+    ctx = context.context()
+    for step in steps:
+        assert step.op is not None
+        assert step.node is not None
+        if step.variant is None:  # it has run already
+            continue
+        if step.variant.folded:
+            for n, out in enumerate(step.outputs):
+                assert out.const is not None
+                real[step.first + n] = eager_constant(out.const.value, out.spec)
+            continue
+        inputs = [_input(step, i, slot, real, feeds) for i, slot in enumerate(step.slots)]
+        if step.op == ASSERTION:
+            if not inputs[0]:
+                fail(said.get(step, step.assertion), real, feeds, step.node.location, note_of(step, notes))
+            yield step, inputs, []
+            continue
+        try:
+            if step.op in STRUCTURES:
+                result = _run_structure(step, inputs)
+            elif step.seeded:
+                result = _draw(step, _made(inputs), seeds[step.draws - 1])
+            elif step.node.entry == "execute":
+                result = run_execute(ctx.device_name, step.op, _made(inputs), step.attrs, len(step.outputs))
+            else:
+                result = _run_fast(ctx, step, inputs, step.attrs)
+            raw.append(result)
+        except core._NotOkStatusException as error:
+            if step.node.entry == "fast":  # as the generated wrappers do
+                error.message += " name: " + str(step.node.name if step.node.name is not None else "")
+            failure = core._status_to_exception(error)
+            note = note_of(step, notes)
+            failure = failure if note is None else note.added_to(failure)
+            failure.__suppress_context__ = True
+            raise_at(failure, step.node.location)
+        tensors = flat_outputs(result)
+        for n, tensor in enumerate(tensors):
+            real[step.first + n] = tensor
+        yield step, inputs, tensors
+
+
+def _draw(step: Step, inputs: list[Any], pair: Pair) -> Any:
+    """Draws from these seeds what a kernel does that is new, as it was when the program came by.
+
+    TensorFlow keeps kernels by their seeds until `tf.random.set_seed`, which may have come again meanwhile: one that
+    has drawn since would go on where it was.
+    """
+    op = step.op or ""
+    enum = step.outputs[0].spec.enum
+    words = words_of([pair])
+    shape, *bounds = (v if isinstance(v, EagerTensor) else make_constant(v, None) for v in inputs)
+    key, counter = (make_constant(part, tf.uint64) for part in (words[:1], words[1:]))
+    attrs = () if bounds else ("dtype", enum)
+    try:
+        return fast_execute(context.context(), STATELESS[op], None, shape, key, counter, PHILOX, *bounds, *attrs)
+    except core._NotOkStatusException:  # with the message of the operation itself
+        return fast_execute(context.context(), op, None, *inputs, *join(step.attrs, pair))
+
+
+_alone: weakref.WeakKeyDictionary[Any, Alone] = weakref.WeakKeyDictionary()
+
+
+def _run_structure(step: Step, inputs: list[Any]) -> list[Any]:
+    """Runs a loop, a branch or a function, operation by operation."""
+    assert step.variant is not None
+    given = [v if isinstance(v, EagerTensor) else make_constant(v, s.dtype)
+             for v, s in zip(inputs, step.variant.key, strict=True)]  # fmt: skip
+    part = step.attrs[1]
+    if step.op == CALL and recurses(step):
+        if part not in _alone:
+            _alone[part] = Alone(part, step.variant.key)
+        return _alone[part].run(given)
+    if step.op == CALL:
+        return _run_block(part, given)
+    if step.op == BRANCH:
+        condition, *others = given
+        block, places = (part.then, part.then_inputs) if condition else (part.other, part.other_inputs)
+        return _run_block(block, [others[k] for k in places])
+    turned, (go,) = 0, _run_block(part.test, [given[k] for k in part.test_inputs])
+    states = [step.variant.key[part.states[k]] for k in part.saved]
+    saved = [np.zeros((part.limit, *spec.shape), spec.dtype.as_numpy_dtype) for spec in states]
+    while go and turned < part.limit:
+        for rows, k in zip(saved, part.saved, strict=True):
+            rows[turned] = given[part.states[k]].numpy()
+        try:
+            *results, stuck = _run_block(part.body, [given[k] for k in part.body_inputs])
+            after = list(given)
+            for k, state in zip(part.states, results, strict=True):
+                after[k] = state
+            (again,) = _run_block(part.test, [after[k] for k in part.test_inputs])
+        except tf.errors.OpError:
+            if part.whole:
+                raise
+            break  # Python comes to it, too, with the state before this turn
+        if stuck:
+            break
+        given, go, turned = after, again, turned + 1
+    kept = [eager_constant(rows, intern_spec(s.enum, rows.shape)) for rows, s in zip(saved, states, strict=True)]
+    return [*(given[k] for k in part.states), make_constant(turned, tf.int32), go, *kept]
+
+
+def _run_block(block: Block, given: list[Any]) -> list[Any]:
+    real: list[Any] = [None] * (block.steps[-1].end if block.steps else 0)
+    for _ in _run(block.steps, given, [], real, {}, {}, []):
+        pass
+    return [
+        _tensor(r, real, given) if isinstance(r, int) else eager_constant(np.asarray(r[0].value), r[1])
+        for r in block.results
+    ]
+
+
+def _run_fast(ctx: Any, step: Step, inputs: list[Any], attrs: tuple[Any, ...]) -> Any:
+    name = step.node.name if step.node is not None else None
+    try:
+        return fast_execute(ctx, step.op, name, *inputs, *attrs)
+    except core._FallbackException:
+        # Constants that were tensors when the operation was recorded, of a dtype that only tensors can have, or NumPy's
+        # scalars, whose dtypes the generated wrapper settled by converting all inputs together.
+        return fast_execute(ctx, step.op, name, *_settled(step, inputs), *attrs)
+
+
+def _settled(step: Step, inputs: list[Any]) -> list[Any]:
+    """Returns the inputs with arrays and NumPy's scalars made tensors, scalars of the dtype that the others ask for."""
+    signature = signature_of(step.op or "")
+    assert signature is not None
+    args = (*inputs, *step.attrs)
+
+    def settled(i: int, value: Any) -> Any:
+        if isinstance(value, list):
+            return [settled(i, v) for v in value]
+        if isinstance(value, np.generic):
+            return make_constant(value, python_spec(signature, i, args, value).dtype)
+        return value
+
+    return _made([settled(i, value) for i, value in enumerate(inputs)])
+
+
+def _made(inputs: list[Any]) -> list[Any]:
+    """Returns the inputs with arrays made tensors, of their own dtype."""
+    return [
+        _made(v) if isinstance(v, list) else make_constant(v, None) if isinstance(v, np.ndarray) else v for v in inputs
+    ]
+
+
+def _input(step: Step, i: int, slot: int, real: list[Any], feeds: list[Any]) -> Any:
+    if slot == LIST:
+        slots, consts = step.lists[i]
+        return [
+            _constant(consts[j], step, i, j) if j in consts else _tensor(s, real, feeds) for j, s in enumerate(slots)
+        ]
+    return _constant(step.consts[i], step, i) if i in step.consts else _tensor(slot, real, feeds)
+
+
+def _constant(const: Const, step: Step, *path: int) -> Any:
+    """Returns a constant; as a tensor, where TensorFlow could not tell its dtype from the other inputs."""
+    value = const.value
+    if isinstance(value, (np.ndarray, np.generic)) or all(slot in (CONST, LIST) for slot in step.slots):
+        spec = spec_of_constant(step, *path)
+        if spec is not None:
+            return make_constant(value, spec.dtype)
+        if isinstance(value, np.ndarray):  # of the dtype that it had as a tensor; TensorFlow may choose another
+            return make_constant(value, None)
+    return value
+
+
+def _tensor(slot: int, real: list[Any], feeds: list[Any]) -> Any:
+    return real[slot] if slot >= 0 else feeds[-1 - slot]

@@ -1,0 +1,155 @@
+"""Validation: a segment carried out twice, as it is compiled and operation by operation, and compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from coexec.base.tuning import tuning
+from coexec.compile.executable import Executable
+from coexec.launch.interpreter import replay
+from coexec.launch.rounding import nudged, otherwise_rounded
+from coexec.launch.segment import PendingSegment
+from tracer.inputs import array_of
+from tracer.intercept import handling
+from tracer.private import context, record
+from tracer.seeds import Pair, settled
+from tracer.spec import RESOURCE
+
+# The share of a tensor's scale by which values may differ: half of the digits of their type, as compiled code sums in
+# another order, and quotients and differences of sums lose digits.
+TOLERANCE = {
+    tf.float16: 4 * 2.0**-5, tf.bfloat16: 4 * 2.0**-3.5, tf.float32: 4 * 2.0**-11.5, tf.float64: 4 * 2.0**-26
+}  # fmt: skip
+
+# Why a launch came to nothing that raised nothing.
+CHECKED = "its checks keep failing, though no operation fails"
+
+
+class Declined(Exception):
+    """The executable could not be launched, or one of its checks failed, though no operation does; says why."""
+
+
+def validate(executable: Executable, pending: PendingSegment) -> str | None:
+    """Carries out a segment twice; returns how the executable differs from its operations, if so.
+
+    Raises `Declined` where it does not launch. Afterwards tensors and variables hold what the operations give, whose
+    errors are raised as ever.
+    """
+    seeds = settled(pending.seeds)
+    with handling(None), record.stop_recording():
+        # On variables of its own: what interrupts this leaves the program's as they were.
+        variables = [
+            (n, feed, spec.handle[0][0])
+            for n, (feed, spec) in enumerate(zip(pending.feeds, executable.feeds, strict=True))
+            if spec.enum == RESOURCE and spec.handle
+        ]
+        before = {n: _read(handle, enum) for n, handle, enum in variables}
+        feeds = [_variable(before[n]) if n in before else feed for n, feed in enumerate(pending.feeds)]
+        launched, reason = None, CHECKED
+        try:
+            launched = executable.launch(feeds, seeds)
+        except Exception as error:  # an operation that fails does so again, one by one
+            reason = reason_of(error)
+        compiled = [_read(feeds[n], enum) for n, _, enum in variables]
+    replay(pending, seeds)
+    if launched is None:
+        raise Declined(reason)
+    steps = {step.first + n: step for step in pending.last.chain() for n in range(len(step.outputs))}
+    wanted = [number for number in executable.outputs if pending.values[number] is not None]
+    given = dict(zip(executable.outputs, launched, strict=True))
+    with handling(None), record.stop_recording():
+        after = [_read(handle, enum) for _, handle, enum in variables]
+        eager = [*(pending.values[number]._value for number in wanted), *after]
+        places = [f"{steps[n].op} at {steps[n].node.location}" for n in wanted]  # type: ignore[union-attr]
+        places += [f"a variable of shape {list(value.shape)} that it writes" for value in after]
+        shaken: list[Any] | None = None
+        for number, (one, other) in enumerate(zip(eager, [*(given[n] for n in wanted), *compiled], strict=True)):
+            if _difference(one, other, []) is None:
+                continue
+            if shaken is None:
+                shakes = range(tuning.validation_shakes)
+                runs = [_shaken(pending, seeds, variables, before, wanted, shake) for shake in shakes]
+                shaken = [run for run in runs if run is not None]
+            problem = _difference(one, other, [run[number] for run in shaken])
+            if problem:
+                return f"{places[number]}: {problem}"
+    return None
+
+
+def reason_of(error: Exception) -> str:
+    """Returns in a line why a launch failed."""
+    return str(error).partition("\n")[0][:300] or type(error).__name__
+
+
+def _shaken(
+    pending: PendingSegment,
+    seeds: list[Pair],
+    variables: list[Any],
+    before: dict[int, Any],
+    wanted: list[int],
+    shake: int,
+) -> list[Any] | None:
+    """Returns what the operations give, and write, where last digits are other ones throughout; None if they fail."""
+    numbers = np.random.default_rng(shake)
+    cells = [types.SimpleNamespace(_value=None) for _ in pending.values]
+    feeds = [
+        _variable(nudged(before[n], numbers)) if n in before else nudged(feed, numbers)
+        for n, feed in enumerate(pending.feeds)
+    ]
+    try:
+        again = dataclasses.replace(pending, feeds=feeds, values=cells, real=[], raw=[], done=0)
+        replay(again, seeds, otherwise_rounded(numbers))
+    except Exception:  # an assertion may depend on these digits, too
+        return None
+    return [*(cells[number]._value for number in wanted), *(_read(feeds[n], enum) for n, _, enum in variables)]
+
+
+def _read(handle: Any, enum: int) -> Any:
+    """Returns a variable's value; of one that has none yet, something else."""
+    try:
+        return tf.raw_ops.ReadVariableOp(resource=handle, dtype=enum)
+    except tf.errors.FailedPreconditionError:
+        return tf.zeros([0])
+
+
+def _variable(value: Any) -> Any:
+    """Returns the handle of a new variable, of which nobody else hears."""
+    name = context.anonymous_name()
+    handle = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=value.shape, shared_name=name)
+    tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+    return handle
+
+
+def _difference(eager: Any, compiled: Any, shaken: list[Any]) -> str | None:
+    """Returns in words how two tensors differ by more than rounding and ties; None if they do not.
+
+    `shaken` are what the operations give for inputs that differ from these in their last digits.
+    """
+    if eager.dtype != compiled.dtype or eager.shape != compiled.shape:
+        return f"{eager.dtype.name}{list(eager.shape)} one by one, {compiled.dtype.name}{list(compiled.shape)} compiled"
+    if eager.dtype in (tf.string, tf.variant, tf.resource):
+        return None
+    one, other = array_of(eager), array_of(compiled)
+    with np.errstate(all="ignore"):
+        same = one == other
+        if eager.dtype.is_floating or eager.dtype.is_complex:
+            tolerance = TOLERANCE.get(eager.dtype.real_dtype, 0.5)
+            wide = np.complex128 if eager.dtype.is_complex else np.float64
+            one, other = one.astype(wide), other.astype(wide)
+            finite = np.abs(one[np.isfinite(one)])
+            scale = finite.max() if finite.size else 0.0
+            noise = max([np.abs(array_of(s).astype(wide) - one).max(initial=0.0) for s in shaken], default=0.0)
+            same |= np.abs(one - other) <= tolerance * (np.abs(one) + scale) / 2 + tuning.validation_margin * noise
+            same |= np.isnan(one) & np.isnan(other)
+        elif any(not np.array_equal(one, array_of(s)) for s in shaken):
+            return None  # which of two it is was decided by rounding
+    wrong = int(same.size - np.count_nonzero(same))
+    if 100 * wrong <= tuning.validation_ties * same.size:
+        return None
+    first = tuple(int(i) for i in np.argwhere(~same)[0])
+    return f"{wrong} of {same.size} values differ, at {list(first)} {one[first]} one by one, {other[first]} compiled"

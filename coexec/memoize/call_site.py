@@ -1,0 +1,406 @@
+"""Library calls of one followed call: jumped over where a region is known, else run and learnt."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from typing import Any
+
+from coexec.base.stats import Kind
+from coexec.base.tuning import tuning
+from coexec.follow.flush import launch_beside
+from coexec.follow.follower import Follower
+from coexec.guards.arguments import ArgumentGuard, GivenTensors, argument_guard_of
+from coexec.guards.call_key import (
+    CallArguments,
+    CannotMemoize,
+    CannotMemoizeArray,
+    with_tensors,
+)
+from coexec.guards.state import LOOKED_AT, is_object, is_watched_object
+from coexec.memoize.door import helper_of
+from coexec.memoize.entry import Region, admit, anchor, fill_form
+from coexec.memoize.known_calls import KnownCalls
+from coexec.memoize.observe import Observation
+from coexec.memoize.region_tape_entry import RegionEntry
+from tracer import seeds
+from tracer.faults import absorbs, call
+from tracer.graph import Step
+from tracer.intercept import answering_handler, tape_is_empty
+from tracer.lazy import LazyTensor, eager_constant, new_lazy, unwrap
+from tracer.library import Surroundings, call_context, gradient, is_pure, layer_call, loss_call
+from tracer.location import CAUGHT, call_stack, fate, place_of, user_frames
+from tracer.private import EagerTensor
+from tracer.spec import RESOURCE
+
+_new = LazyTensor.__new__
+
+
+class _NoConstants:
+    """Stands for the arguments of a gradient that has constants on its tape: their numbers are part of a key."""
+
+    @staticmethod
+    def key(value: Any) -> Any:
+        raise CannotMemoize("a constant is on its tape")
+
+
+_NO_CONSTANTS: Any = _NoConstants()
+
+
+class CallSites:
+    """The library calls of one followed call."""
+
+    def __init__(self, run: Follower, known: KnownCalls) -> None:
+        self.run = run
+        self._known = known
+        known.calls += 1
+        self._origin = run.cursor.base
+        self._outsiders: dict[int, tuple[int, Any]] = {}  # eager tensors by id: in which order they appeared
+        self._surroundings = Surroundings()
+        self._kept: list[Any] = []  # what the key names by its id, beside arguments
+
+    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Makes a library call of the user's."""
+        try:
+            if args and function.__name__ == "apply_gradients":
+                given = args[1] if len(args) > 1 else None
+                if hasattr(given, "__next__"):  # a `zip`, most often: it would be used up
+                    args = (args[0], call(list, (given,), {}), *args[2:])
+            return self._call(function, args, kwargs)
+        except Exception as error:
+            if not self.run.fault(error):
+                raise
+        return call(function, args, kwargs)
+
+    def _call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        run = self.run
+        tapes = run.tapes
+        if run.recorder is not None or tapes.foreign:
+            return call(function, args, kwargs)
+        pattern: ArgumentGuard[Region] | None = run.cursor.step.pattern
+        if pattern is not None and pattern.function is function:
+            with run.lock:
+                given = self._given(pattern, args, kwargs)
+                if given is not None:
+                    return self._jump(pattern.region, function, args, given)
+        if run.flight is not None:
+            run.flush()
+        start: Step = run.cursor.step
+        helper = helper_of(function)
+        objects = is_watched_object if helper is not None else is_object if is_pure(function) else None
+        arguments = CallArguments(run.cursor, objects)
+        try:
+            try:
+                key = self._key(function, args, kwargs, arguments)
+            except CannotMemoizeArray:
+                if function is layer_call or function is loss_call:
+                    args, kwargs = with_tensors(args, kwargs)
+                arguments = CallArguments(run.cursor)
+                key = self._key(function, args, kwargs, arguments)
+        except CannotMemoize as reason:
+            self._tell(function, str(reason))
+            return self._run_plainly(function, args, kwargs)
+        if start.regions is None:
+            start.regions = {}
+        region = start.regions.get(key)
+        if region is None:
+            if not admit(start.regions, function):
+                self._tell(function, "what it is given keeps changing")
+                return self._run_plainly(function, args, kwargs)
+            if len(start.regions) >= tuning.max_regions:
+                del start.regions[next(iter(start.regions))]
+            region = start.regions[key] = Region(start, key, function)
+            anchor(region, [*arguments.anchors, *self._kept])
+            if function is gradient:
+                for entry in tapes.entries_of(self._number):
+                    entry.goes_into(region)
+        region.visits += 1
+        # Then effects cannot be observed.
+        profiled = sys.getprofile() is not None or (helper is not None and sys.gettrace() is not None)
+        due = region.confirmed > 1 and not profiled and region.is_due()
+        if due:
+            region.schedule()
+        if region.confirmed > 1 and (profiled or not (due or run.options.validating)):
+            with run.lock:
+                if self._fits(region, arguments):
+                    self._note(region, key, args, kwargs)
+                    return self._jump(region, function, args, arguments)
+        if profiled:
+            return self._run_plainly(function, args, kwargs)
+        if region.reason is not None:
+            if region.visits < region.retry:
+                return self._run_plainly(function, args, kwargs)
+            region.retry += min(region.retry, tuning.region_last_retry)
+            region.reason = None
+        if region.visits == 1 and self._known.calls > tuning.calls_learnt_at_once:
+            if not self._known.variants.of(region, arguments.anchors, call_stack()[0]):
+                return self._run_plainly(function, args, kwargs)
+        if run.budget.left <= 0.0:
+            self._tell(function, "learning has taken long enough in this call: what is left is learnt in later ones")
+            return self._run_plainly(function, args, kwargs)
+        learning = Observation(run, region, args, arguments, self._known)
+        began, before = time.perf_counter(), run.cursor.count()
+        try:
+            return learning.call(kwargs, functools.partial(self._tell, function))
+        finally:
+            try:
+                eager = tuning.eager_operation * (run.cursor.count() - before)
+                run.budget.spend(max(time.perf_counter() - began - (tuning.call_times + 1) * eager, 0.0))
+            except Exception as error:  # the library's call has run, and must not run again
+                if not run.fault(error):
+                    raise
+
+    def _tell(self, function: Any, reason: str) -> None:
+        told = self._known.reported
+        if (function, reason) not in told and len(told) < 1000:  # finding the place takes time
+            told.add((function, reason))
+            self.run.ledger.cause(Kind.LIBRARY, f"{function.__qualname__}: {reason}", place_of())
+
+    def _run_plainly(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Makes a call as the program does; a tape that has given its gradient has no more use for its records."""
+        helper = helper_of(function)
+        if helper is not None:
+            helper.misses += 1
+        if function is not gradient or args[0]._tape is None:
+            return call(function, args, kwargs)
+        tapes = self.run.tapes
+        number = tapes.number(args[0]._tape._tape)
+        result = call(function, args, kwargs)
+        try:
+            if args[0]._tape is None and number >= 0 and self.run.recorder is None:
+                tapes.finished(number)
+        except Exception as error:
+            if not self.run.fault(error):
+                raise
+        return result
+
+    # Keys.
+
+    def _key(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: CallArguments) -> Any:
+        self._kept = []
+        taped = not tape_is_empty()
+        around = self._surroundings.environment(self._kept)
+        if function is not gradient:
+            given = arguments.key(args), arguments.key(kwargs) if kwargs else None
+            return function, taped, around, given
+        kind, history = self._seen(args[0], taped, functools.partial(self._place, arguments))
+        given = arguments.key(args[1:]), arguments.key(kwargs)
+        places = [self._place(arguments, v) for v in arguments.given]
+        if self._knows_handles():  # else none can be a source's
+            places += [self._place(arguments, v) for v in arguments.anchors]
+        return function, (kind, history, tuple(places)), around, given
+
+    def _seen(self, tape: Any, taped: bool, place: Any) -> tuple[Any, Any]:
+        """Returns what kind of tape a gradient is asked of, and what it has seen; `place` names tensors."""
+        tapes = self.run.tapes
+        if tape._tape is None:
+            raise CannotMemoize("its tape has been used")
+        number = self._number = tapes.number(tape._tape._tape)
+        if taped and (tape._persistent or any(active != number for active in tapes.active)):
+            raise CannotMemoize("a tape records the gradient")
+        history = tapes.history(number, place, self._origin)
+        if history is None or number < 0:
+            raise CannotMemoize("its tape has records of operations outside of known library calls")
+        return (tape._persistent, tape._watch_accessed_variables), history
+
+    def _knows_handles(self) -> bool:
+        return any(v._datatype_enum() == RESOURCE for _, v in self._outsiders.values())
+
+    def _place(self, arguments: CallArguments, value: Any) -> Any:
+        """Names a tensor or variable by where in the call it has come from.
+
+        Constants count as arguments: the gradient's operations may take them for what they are.
+        """
+        if type(value) is LazyTensor:
+            if value._out.const is not None:
+                return arguments.key(value)
+            if value._key >= self._origin:
+                return value._key - self._origin
+        elif isinstance(value, EagerTensor):
+            if self.run.cursor.constant_of(value) is not None:
+                return arguments.key(value)
+        else:
+            value = getattr(value, "handle", None)
+        if value is None:
+            return None
+        return "outside", self._outsiders.setdefault(id(value), (len(self._outsiders), value))[0]
+
+    # Jumps.
+
+    def _given(
+        self, pattern: ArgumentGuard[Region], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> GivenTensors | None:
+        """Returns the tensors among the arguments if they are those of the region that came last here."""
+        run, region = self.run, pattern.region
+        if run.recorder is not None or run.flight is not None or run.options.validating:
+            return None
+        if region.confirmed < 2 or region.uses >= region.run_again:
+            return None
+        taped = not tape_is_empty()
+        if pattern.around is None:
+            if answering_handler() is None:
+                return None
+        else:
+            around = self._surroundings.environment([])
+            if around is not pattern.around and around != pattern.around:
+                return None
+        if region.function is not gradient:
+            given = pattern.given(args, kwargs, run.cursor) if pattern.before == taped else None
+        else:
+            given = self._given_to_gradient(pattern, args, kwargs, taped)
+        if given is None or not self._fits(region, given):
+            return None
+        region.visits += 1
+        return given
+
+    def _given_to_gradient(
+        self, pattern: ArgumentGuard[Region], args: Any, kwargs: dict[str, Any], taped: bool
+    ) -> GivenTensors | None:
+        given = pattern.given(args[1:], kwargs, self.run.cursor)
+        if given is None:
+            return None
+        try:
+            place = functools.partial(self._place, _NO_CONSTANTS)
+            seen = *self._seen(args[0], taped, place), tuple([place(v) for v in given.given])
+        except CannotMemoize:
+            return None
+        return given if seen == pattern.before and not self._knows_handles() else None
+
+    def _note(self, region: Region, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Lets the next call at this place be compared with this one directly."""
+        if region.pattern is None and not region.uses & (region.uses - 1):
+            given = args[1:] if region.function is gradient else args
+            pattern = argument_guard_of(region, given, kwargs, self.run.cursor, *key[1:3])
+            if pattern is not None and region.function is gradient:
+                # With constants on the tape, say, not even this call would be found to be like itself.
+                known = self._given_to_gradient(pattern, args, kwargs, not tape_is_empty())
+                pattern = pattern if known is not None else None
+            region.pattern = pattern
+        region.start.pattern = region.pattern
+
+    def _fits(self, region: Region, arguments: CallArguments | GivenTensors) -> bool:
+        run = self.run
+        cursor = run.cursor
+        if cursor.step is not region.start or len(run.values) != region.start.end:
+            return False
+        if 0 <= run.forced <= cursor.count() + region.end.depth - region.start.depth:
+            return False
+        first = region.first
+        if first is not None and first.checked and not first.is_inside(user_frames()):
+            return False
+        if region.asks and fate() == CAUGHT:
+            return False
+        if region.handles and not cursor.handles.isdisjoint(region.handles):
+            return False
+        if region.read or region.taken:
+            for number, const in (*region.read, *region.taken):
+                if arguments.const(number) != const:
+                    return False
+        for k, value in region.pins:
+            if cursor.externals[k] is not value:
+                return False
+        if region.reads is not None and not region.reads.hold():
+            region.changed("what it reads")
+            return False
+        if region.premises is not None:
+            if sys.gettrace() is not None or sys.getprofile() is not None:  # they are to see the program's code
+                return False
+            if not region.premises.hold():
+                region.changed(LOOKED_AT)
+                return False
+        return True
+
+    def _jump(
+        self, region: Region, function: Any, args: tuple[Any, ...], arguments: CallArguments | GivenTensors
+    ) -> Any:
+        run = self.run
+        cursor, tapes = run.cursor, run.tapes
+        # Whatever raises does so before the call counts, or is asked once more.
+        taken = [
+            unwrap(arguments.tensors[value]) if source == "argument" else self._feed(source, value)
+            for source, value in region.feeds
+        ]
+        drawn = seeds.draw(*region.seeds) if region.seeds[0] or len(cursor.seeds) > region.start.draws else None
+        region.uses += 1
+        if region.helper is not None:
+            region.helper.misses = 0
+        if function is not gradient and region.recorded and not tapes.waiting:
+            tapes.wait()
+        values = run.skip(region.start, region.end, taken, region.handles, drawn)
+        try:
+            return self._behind(region, function, args, arguments, values)
+        except Exception as error:
+            if run.options.strict or not absorbs(error):
+                raise
+            run.note_fault(error)
+        return self._behind(region, function, args, arguments, values)
+
+    def _behind(self, region: Region, function: Any, args: tuple[Any, ...], arguments: Any, values: list[Any]) -> Any:
+        """Returns what a call gives that was skipped, and leaves behind what it does beside its operations.
+
+        The tensors among that are put into `values`, those of the segment.
+        """
+        run = self.run
+        tapes, base = run.tapes, run.cursor.base
+        if function is gradient:
+            _use_up(args[0])
+        if region.context:
+            (call_context() or {}).update(region.context)  # there is one: it is part of the key
+        if region.notes:
+            run.add_notes(region.notes)
+        if region.gives_nothing and not (region.recorded or region.end.pause or function is gradient):
+            return None
+        made: dict[int, Any] = {}
+        for number, out in region.made:
+            lazy = made[number] = values[number] = _new(LazyTensor)  # `new_lazy`, without the call
+            lazy._out = out
+            lazy._key = base + number
+            lazy._run = run
+            lazy._value = None
+        build = region.build
+        result = self._filled(region, made, arguments.given, values) if build is None else build(made, arguments.given)
+        if region.recorded and function is not gradient:
+            tapes.reads(region.accessed)
+            tapes.add(RegionEntry(region, arguments, made, run, tapes.active))
+        elif function is gradient and not args[0]._persistent:
+            tapes.finished(self._number)
+        if region.end.pause:
+            launch_beside(run)
+        return result
+
+    def _filled(self, region: Region, made: dict[int, Any], given: list[Any], values: list[Any]) -> Any:
+        """Returns what a region gives, where that is not simple; adds the tensors that it makes to `made`, `values`."""
+        run = self.run
+        base = run.cursor.base
+
+        def tensor(form: Any) -> Any:
+            kind, number = form
+            if kind == "constant":
+                return new_lazy(number, -1, run)
+            if kind == "argument":
+                return given[number]
+            lazy = made.get(number)
+            if lazy is None:
+                lazy = made[number] = values[number] = new_lazy(region.outputs[number], base + number, run)
+            return lazy
+
+        return fill_form(region.result, tensor)
+
+    def _feed(self, source: str, value: Any) -> Any:
+        if source == "same":
+            return value
+        if source == "number":
+            spec, const = value
+            return eager_constant(const.value, spec)
+        at, place = value
+        return unwrap(self.run.tapes.entries_of(self._number)[at].get(place))
+
+
+def _use_up(tape: Any) -> None:
+    """Leaves a tape as `gradient` leaves it."""
+    if not tape._persistent and tape._tape is not None:
+        if tape._recording:
+            tape._pop_tape()
+        tape._watched_variables = tape._tape.watched_variables()
+        tape._tape = None

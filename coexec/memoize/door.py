@@ -1,0 +1,158 @@
+"""Door: through which calls of a function decorated with `regions="all"`, and of what it calls, pass to be memoized.
+
+A function of the program's, or of a library's that nobody has registered, is called through a wrapper while a call is
+followed, and as its twin otherwise. TensorFlow's and Keras' functions have doors of their own (`tracer.library`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import weakref
+from typing import Any
+
+from coexec.base.tuning import tuning
+from tracer.effects import is_programs
+from tracer.faults import absorbs, passes
+from tracer.intercept import current_handler
+from tracer.library import is_wrapper
+from tracer.twin import looks_at_frames, twin_of
+from tracer.value_stack import available
+
+_UNSUITABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
+
+Function = types.FunctionType
+
+
+class Helper:
+    """A function that is called through the door; `run` is its twin, or itself."""
+
+    __slots__ = ("__weakref__", "_code", "_defaults", "_named", "_of", "active", "misses", "run", "wrapper")
+
+    def __init__(self, function: Function, run: Function) -> None:
+        self._of = weakref.ref(function)
+        self._code, self._defaults, self._named = function.__code__, function.__defaults__, function.__kwdefaults__
+        self.run = run
+        self.active = 0  # how many calls of it are under way: inside of one, others run as they are
+        self.misses = 0  # calls since one was skipped
+        self.wrapper = _wrapper(self)
+
+    def is_of(self, function: Function) -> bool:
+        """Returns whether this is the function, and it is still what it was."""
+        return (
+            self._of() is function
+            and function.__code__ is self._code
+            and function.__defaults__ is self._defaults
+            and function.__kwdefaults__ is self._named
+        )
+
+    def original(self) -> Any:
+        """Returns the function itself."""
+        return self._of()
+
+
+_helpers: dict[int, Helper | None] = {}  # by function; None: it has no business here
+_kept: dict[int, Any] = {}  # by function: what removes its entry as it ends
+# By the ids of what they run, which each helper holds.
+_by_run: weakref.WeakValueDictionary[int, Helper] = weakref.WeakValueDictionary()
+
+
+def door(callee: Any) -> Any:
+    """Returns what to call instead of `callee`."""
+    kind = type(callee)
+    if kind is types.BuiltinFunctionType or kind is type:
+        return callee
+    if kind is Function:
+        helper = _helper(callee)
+        return callee if helper is None else _way(helper)
+    if kind is types.MethodType:
+        function = callee.__func__
+        if type(function) is not Function or (helper := _helper(function)) is None:
+            return callee
+        return types.MethodType(_way(helper), callee.__self__)
+    if isinstance(callee, type):
+        return callee
+    function = next((vars(base)["__call__"] for base in kind.__mro__ if "__call__" in vars(base)), None)
+    if type(function) is not Function or (helper := _helper(function)) is None:
+        return callee
+    return types.MethodType(_way(helper), callee)
+
+
+def _way(helper: Helper) -> Any:
+    handler = current_handler()
+    if handler is None or not handler.open or helper.active or helper.misses > tuning.helper_misses:
+        return helper.run
+    return helper.wrapper
+
+
+def _helper(function: Function) -> Helper | None:
+    key = id(function)
+    if key in _kept:
+        helper = _helpers[key]
+        if helper is None or helper.is_of(function):
+            return helper
+    helper = _make(function)
+    if len(_kept) >= tuning.max_helpers:
+        _kept.clear()
+        _helpers.clear()
+    _helpers[key] = helper
+    _kept[key] = weakref.ref(function, lambda _: _kept.pop(key, None) and _helpers.pop(key, None))
+    return helper
+
+
+def _make(function: Function) -> Helper | None:
+    code = function.__code__
+    if code.co_flags & _UNSUITABLE or is_wrapper(function) or helper_of(function) is not None:
+        return None
+    if not is_programs(code, function.__globals__) or looks_at_frames(code):
+        return None
+    run = twin_of(function, door) or function
+    helper = Helper(function, run)
+    _by_run[id(run)] = helper
+    return helper
+
+
+def helper_of(run: Any) -> Helper | None:
+    """Returns the helper whose twin this is."""
+    helper = _by_run.get(id(run))
+    return helper if helper is not None and helper.run is run else None
+
+
+def original_of(function: Any) -> Any:
+    """Returns the function behind a twin; others as they are."""
+    helper = helper_of(function)
+    found = None if helper is None else helper.original()
+    return function if found is None else found
+
+
+def with_doors(function: Any) -> Any:
+    """Returns a function's twin, whose calls pass the door; the function itself where it has none."""
+    if not available():
+        return function
+    if type(function) is types.MethodType and type(function.__func__) is Function:
+        return types.MethodType(with_doors(function.__func__), function.__self__)
+    if type(function) is not Function or not is_programs(function.__code__, function.__globals__):
+        return function
+    return twin_of(function, door) or function
+
+
+def _wrapper(helper: Helper) -> Any:
+    run = helper.run
+
+    @passes
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        handler = None
+        helper.active += 1
+        try:
+            handler = current_handler()
+            if handler is None or not handler.open:
+                return run(*args, **kwargs)
+            return handler.library(run, args, kwargs)
+        except Exception as error:
+            if not (absorbs(error) if handler is None else handler.fault(error)):
+                raise
+        finally:
+            helper.active -= 1
+        return run(*args, **kwargs)
+
+    return wrapper

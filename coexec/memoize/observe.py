@@ -1,0 +1,344 @@
+"""Learning: one run of a library call's Python, to find what a region that stands for it would have to do."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from coexec.base.tuning import tuning
+from coexec.follow.follower import Follower
+from coexec.follow.unwatched import Unwatched
+from coexec.guards.call_key import CallArguments, CannotMemoize
+from coexec.guards.library_reads import LibraryReads
+from coexec.guards.purity import Contents, PurityProof, containers_in, is_shared
+from coexec.guards.state import LOOKED_AT
+from coexec.guards.watch import Watch
+from coexec.memoize.door import original_of
+from coexec.memoize.entry import Region, anchor, form_of
+from coexec.memoize.known_calls import KnownCalls
+from coexec.memoize.region_tape_entry import RegionEntry
+from coexec.memoize.shape_variants import interior_of
+from coexec.memoize.step_range import Outputs, constants_of, slots_of, steps_between
+from tracer import intercept, seeds
+from tracer.effects import Effects, watch
+from tracer.errors import Refused
+from tracer.faults import call, is_fault
+from tracer.graph import Step
+from tracer.inputs import small
+from tracer.intercept import handling, tape_is_empty
+from tracer.lazy import LazyTensor, unwrap
+from tracer.library import call_context, gradient
+from tracer.location import PASSED, call_stack, place_of
+from tracer.op import Const, array_in
+from tracer.spec import RESOURCE, spec_of
+
+_NONE: Any = object()  # no result yet
+
+
+class Observation:
+    """One run of a library call; `remark` says afterwards why it is not followed as one, or not yet."""
+
+    def __init__(
+        self, run: Follower, region: Region, args: tuple[Any, ...], arguments: CallArguments, known: KnownCalls
+    ) -> None:
+        self.remark: str | None = None
+        self._run, self._region, self._arguments = run, region, arguments
+        self._args = args
+        self._gradient = region.function is gradient
+        self._tape = run.tapes.number(args[0]._tape._tape) if self._gradient else -1
+        self._entries = run.tapes.entries_of(self._tape)
+        self._recorded: list[Step] = []  # what tapes have recorded
+        self._accessed: list[Any] = []  # the variables that they have heard of
+        self._made: list[int] = []  # the numbers of the tensors that came out
+        self._elders = known.variants.of(region, arguments.anchors, call_stack()[0])
+        self._watched: set[int] | None = None  # the ids of the objects that are looked at, in a region's first run
+
+    def call(self, kwargs: dict[str, Any], tell: Callable[[str], None]) -> Any:
+        """Makes the call, and notes in the region what it did; `tell` hears why it is not followed as one."""
+        run, region, arguments, args = self._run, self._region, self._arguments, self._args
+        cursor, tapes = run.cursor, run.tapes
+        self._given = args, kwargs
+        roots = [v for v in arguments.anchors if v is not args[0]] if self._gradient else arguments.anchors
+        if region.helper is not None:  # what it changes is watched
+            roots = []
+        roots = [*roots, *(v for reached in region.reached if (v := reached()) is not None)]
+        if region.is_new():
+            roots += self._elders.reached
+            self._watched = set(map(id, roots))
+        ended, alone = len(cursor.ended), tape_is_empty()
+        arguments.settle()
+        tapes.catch_up()
+        first = len(tapes.entries)
+        run.observe()
+        proof: Any = None
+        if region.helper is not None:
+            proof = Watch(original_of)
+        elif not self._gradient:
+            proof = PurityProof(region.function, arguments.anchors)
+        effects = Effects(roots, self._give_up, proof)
+        held, given = region.premises is None or region.premises.hold(), containers_in(self._given)
+        if not held:  # it may do something else now, and nobody is to wonder
+            region.confirmed = 0
+        self._context = dict(call_context() or {})
+        began, result = False, _NONE
+        try:
+            with seeds.listing() as drawn, handling(Unwatched(run, run, effects.averted)), effects:
+                began = True
+                result = call(region.function, args, kwargs)
+        except BaseException as error:
+            run.observed()
+            if not isinstance(error, Exception) or not is_fault(error):
+                raise
+            self._give_way(error, effects)
+            if result is _NONE:
+                # It came before the call, or as an error of the program's was on its way.
+                on_its_way = None if error.__suppress_context__ or not began else error.__context__
+                raise on_its_way or error from None
+            if not run.fault(error):
+                raise
+            return result
+        try:
+            self._recorded, self._accessed = run.observed()
+            self._conclude(result, effects, drawn, ended, alone, first, proof, held, given)
+            if self.remark is not None:
+                tell(self.remark)
+        except Exception as error:
+            if not is_fault(error):
+                raise
+            self._give_way(error, effects)
+            if not run.fault(error):
+                raise
+        return result
+
+    def _give_way(self, error: Exception, effects: Effects) -> None:
+        """Leaves nothing of a run in whose midst the runtime has failed."""
+        self._region.refuse(f"the runtime failed: {error}", for_long=True)
+        effects.stop()
+        intercept.handle(self._run)
+
+    def _conclude(
+        self, result: Any, effects: Effects, drawn: list[seeds.Pair], ended: int, alone: bool, first: int,
+        proof: PurityProof | Watch | None, held: bool, given: Contents,
+    ) -> None:  # fmt: skip
+        """Notes in the region what the call did."""
+        run, region, arguments, args = self._run, self._region, self._arguments, self._args
+        cursor, tapes = run.cursor, run.tapes
+        if run.recorder is not None:  # what it does was not known yet
+            known, region.confirmed = region.confirmed, 0
+            if known > 1 and run.error is None:
+                self._found()
+            return
+        reason = effects.reason
+        if reason is None and (len(cursor.ended) != ended or (cursor.step is region.start and region.helper is None)):
+            reason = "its operations are not followed in one go"
+        if alone and tape_is_empty():
+            self._recorded, self._accessed = [], []  # the tapes of its own are nobody else's
+        elif reason is None and tapes.touched and not self._gradient:
+            reason = "it works on tapes itself"
+        if reason is None:
+            try:
+                if proof is not None:
+                    self._rest_on(proof, held, given, result)
+                    own = effects.held | proof.premises.tensors
+                    if any(id(v) in own for v in arguments.tensors):  # which of the two it takes where nobody knows
+                        raise CannotMemoize("it holds a tensor that it is given")
+                with run.lock:
+                    self._fill(result, effects.read, drawn)
+                    self._record_as_one(first)
+            except (CannotMemoize, Refused) as error:
+                reason = str(error)
+        if reason is None:
+            watch(effects.objects, region)
+            # Behind that, which may set hooks on classes.
+            known = region.confirmed > 1
+            region.reads = LibraryReads(effects.roots, effects.ran.values(), effects.contents) if known else None
+        else:
+            # User code will hardly go away, and learning keeps the library calls that it makes from being jumped over.
+            region.refuse(reason, effects.runs_user_code)
+            self.remark = reason
+        if self._tape >= 0 and args[0]._tape is None:
+            tapes.finished(self._tape)
+
+    def _give_up(self) -> None:
+        """Lets the library calls inside of one that is no region be skipped, and observed, from now on."""
+        self._run.observed()
+
+    def _rest_on(self, proof: PurityProof | Watch, held: bool, given: Contents, result: Any) -> None:
+        """Notes what code of the program's that has run looks at, and that it was the same before and behind this run.
+
+        `held`: whether what the run before has looked at was the same when this one began.
+        """
+        region = self._region
+        premises, variables, objects = proof.end() if proof.is_needed else (None, [], [])
+        if premises is not None:
+            if containers_in(self._given) != given:
+                raise CannotMemoize("it changes a container that it was given")
+            if is_shared(result, given):
+                raise CannotMemoize("its result holds a container that somebody else holds, too")
+        if region.premises is not None and not held:
+            region.changed(LOOKED_AT)
+            self.remark = f"{LOOKED_AT} is not what it was"
+        elif region.premises is not None and not region.premises.hold():
+            raise CannotMemoize("it changes what it looks at")
+        if premises is None or region.premises is None or not held:
+            if region.premises is not None or premises is not None:
+                region.confirmed = 0
+            if self._watched is not None and not self._watched.issuperset(map(id, objects)):
+                self._watched = None  # what it did to these nobody has seen
+            region.premises = premises
+            region.reached = [weakref.ref(v) for v in objects]  # the next run, which must agree, watches them
+            anchor(region, variables)
+
+    def _fill(self, result: Any, read: set[int], drawn: list[seeds.Pair]) -> None:
+        """Writes down what the call did; `read`: the ids of tensors whose values its Python has read."""
+        run, region, arguments = self._run, self._region, self._arguments
+        cursor = run.cursor
+        start, end = region.start, cursor.step
+        steps = steps_between(start, end)
+        if steps is None or any(step.host for step in steps):
+            raise CannotMemoize("its operations are not followed in one go")
+        if any(step in run.assertions for step in steps):
+            raise CannotMemoize("what an assertion says where it fails keeps changing")
+        numbers = {v._key - cursor.base for v in arguments.tensors if type(v) is LazyTensor}
+        given = set(map(id, arguments.tensors))
+        pins: dict[int, Any] = {}
+        for step in steps:
+            for slot in slots_of(step):
+                if 0 <= slot < start.end and slot not in numbers and not self._gradient:
+                    raise CannotMemoize("it uses a tensor that it was not given")
+                if slot < 0 and -1 - slot < start.external:
+                    known = cursor.externals[-1 - slot]
+                    # What a gradient takes from before was recorded by its tape, whose history is part of the key.
+                    if not self._gradient and id(known) not in given:
+                        pins[-1 - slot] = known
+        feeds = [self._source(v) for v in cursor.externals[start.external : end.external]]
+        form = form_of(result, lambda tensor: self._place(tensor, start.end, end.end))
+        interior = run.referenced_between(start.end, end.end)
+        new = cursor.externals[start.external : end.external]
+        region.handles = {id(v) for v in new if v._datatype_enum() == RESOURCE}
+        region.outputs = Outputs(start, steps)
+        region.first = steps[0] if steps else None
+        region.asks = any(step.node.guarded == PASSED and step.risky is not False for step in steps if step.node)
+        before = region.confirmed
+        known = list(zip(arguments.tensors, arguments.consts, strict=True))
+        constants = {id(v) for v, const in known if const is not None}
+        constants.update(id(unwrap(v)) for entry in self._entries for v in entry.constants())
+        if not read <= constants:
+            raise CannotMemoize("its Python reads the value of a tensor")
+        # The value of an argument that some operation has taken for a constant, or Python has read, decides what the
+        # operations are. Others are equal to some constant by chance: not each time that the operations are the same.
+        used = {const for step in steps for const in constants_of(step)}
+        taken = [(n, const) for n, (v, const) in enumerate(known) if const in used and id(v) not in read]
+        if before and region.end is end:
+            before_taken = set(region.taken)
+            taken = [each for each in taken if each in before_taken]
+        region.taken = taken
+        region.places = [self._slot(v) for v in arguments.tensors]
+        used_seeds = seeds.places(cursor.seeds[start.draws : end.draws], drawn)
+        if used_seeds is None:
+            raise CannotMemoize("it draws random numbers from seeds of its own")
+        agreed = region.fill(
+            read=[(n, const) for n, (v, const) in enumerate(known) if id(v) in read],
+            end=end,
+            feeds=feeds,
+            pins=sorted(pins.items()),
+            context=self._noted_for_others(),
+            notes={step: run.notes[step] for step in steps if step in run.notes},
+            result=form,
+            recorded=self._recorded,
+            accessed=self._accessed,
+            seeds=used_seeds,
+        )
+        interior = interior if self._recorded else []
+        region.interior = sorted({*region.interior, *interior}) if agreed else interior
+        if before == 0 and self._watched is not None and (twin := self._elders.variant_of(region)) is not None:
+            region.confirmed, region.interior = 2, sorted({*interior, *interior_of(twin, region)})
+        if region.confirmed > 1:
+            self._elders.confirmed(region)
+        if before > 1 and not agreed:
+            self._found()
+        elif before and not agreed:
+            self.remark = "two runs of it did not agree"
+            if region.disagreed >= tuning.region_disagreements:
+                raise CannotMemoize("its runs keep disagreeing")
+
+    def _noted_for_others(self) -> dict[str, Any]:
+        """Returns what the call has changed in Keras' call context, which layers behind it look at."""
+        before, now = self._context, call_context() or {}
+        changed = {name: value for name, value in now.items() if name not in before or before[name] is not value}
+        if (
+            not all(value is None or type(value) is bool for value in changed.values())
+            or not now.keys() >= before.keys()
+        ):
+            raise CannotMemoize("it leaves something else than yes or no for the layers behind it")
+        return changed
+
+    def _found(self) -> None:
+        text = f"{self._region.function.__qualname__} did something else than what was known of it"
+        self._run.segments.found(text, str(place_of()), self._run.options)
+
+    @functools.cached_property
+    def _sources(self) -> dict[int, tuple[str, Any]]:
+        """Where tensors from outside come from, by their ids: arguments, and what the gradient's tape has recorded."""
+        found: dict[int, tuple[str, Any]] = {}
+        for number, known in enumerate(self._arguments.tensors):
+            found.setdefault(id(known), ("argument", number))
+        for at, entry in enumerate(self._entries):
+            for tensor, place in entry.places():
+                found.setdefault(id(tensor), ("earlier", (at, place)))
+        return found
+
+    @functools.cached_property
+    def _given_numbers(self) -> dict[int, int]:
+        """The numbers of the arguments as the program gave them, by their ids."""
+        return {id(known): number for number, known in reversed(list(enumerate(self._arguments.given)))}
+
+    def _source(self, value: Any) -> tuple[str, Any]:
+        """Returns where a tensor from outside comes from: an argument, the tape, a number of Python's, or itself."""
+        known = self._sources.get(id(value))
+        if known is not None:
+            return known
+        if id(value) in self._run.cursor.numbers and small(array := array_in(value)):
+            return "number", (spec_of(value), Const(array))  # made anew on every call
+        return "same", value
+
+    def _slot(self, value: Any) -> int | None:
+        """Returns the slot at which the segment knew an argument before the call; None if it did not."""
+        cursor, start = self._run.cursor, self._region.start
+        if type(value) is LazyTensor and value._value is None and value._out.const is None:
+            return int(value._key - cursor.base)
+        place = cursor.place(value)
+        return -1 - place if place is not None and place < start.external else None
+
+    def _place(self, tensor: Any, first: int, end: int) -> Any:
+        """Returns where a tensor of the result comes from."""
+        number = self._given_numbers.get(id(tensor))
+        if number is not None:
+            return "argument", number
+        if type(tensor) is LazyTensor:
+            if tensor._out.const is not None:
+                return "constant", tensor._out
+            number = tensor._key - self._run.cursor.base
+            if first <= number < end:
+                self._made.append(number)
+                return "tensor", number
+        raise CannotMemoize("its result is a tensor from elsewhere")
+
+    def _record_as_one(self, first: int) -> None:
+        """Notes for the tapes, from their entry `first` on, one region that did what it is known to do.
+
+        The key of a gradient names what its tape has seen. So it is the same whether a layer was jumped over or run
+        again, as every layer is now and then.
+        """
+        run, region, tapes = self._run, self._region, self._run.tapes
+        entries = tapes.entries[first:]
+        if region.confirmed < 2 or self._gradient or not self._recorded or not tapes.waiting:
+            return
+        if [getattr(entry, "step", None) for entry in entries] != self._recorded:
+            return
+        if any(entry.tapes != tapes.active for entry in entries):  # one of its own; jumped over, there would be none
+            return
+        tensors = {n: run.values[n] for n in (*self._made, *region.interior) if run.values[n] is not None}
+        tapes.join(first, RegionEntry(region, self._arguments, tensors, run, tapes.active))

@@ -1,0 +1,124 @@
+"""Region tape entry: what a region that was skipped would have put on tapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from coexec.follow.follower import Follower
+from coexec.follow.tape_entry import identities, record_on_tapes
+from coexec.memoize.entry import Region
+from tracer.graph import CONST, LIST
+from tracer.lazy import LazyTensor, new_lazy
+
+
+class RegionEntry:
+    """What a region that was jumped over would have put on tapes."""
+
+    __slots__ = (
+        "_aliases", "_inputs", "_interior", "_outputs", "_own", "_recorded", "_run", "_tensors", "_values", "arguments",
+        "base", "externals", "region", "tapes", "version",
+    )  # fmt: skip
+
+    def __init__(
+        self, region: Region, arguments: Any, tensors: dict[int, Any], run: Follower, tapes: tuple[int, ...]
+    ) -> None:
+        self.region = region
+        self.version = region.version
+        self.arguments: list[Any] = arguments.given
+        self._inputs: list[Any] | None = arguments.tensors
+        self._tensors = tensors  # by number: those that came out, and those that a tape holds
+        self.base = run.cursor.base
+        self.externals = run.cursor.externals
+        self._run = run
+        self._values: list[Any] | None = run.values
+        # As they are now: regions learn.
+        self._interior, self._outputs, self._recorded = region.interior, region.outputs, region.recorded
+        self._own = region.own
+        self.tapes = tapes
+        self._aliases: dict[int, Any] | None = None
+
+    @property
+    def tensors(self) -> dict[int, Any]:
+        """The tensors of its segment by their numbers: those that came in or out, and those that a tape holds.
+
+        Those that came in are added when they are asked for: a known gradient asks for none.
+        """
+        for value in self._inputs or ():
+            if type(value) is LazyTensor and value._out.const is None:
+                self._tensors.setdefault(value._key - self.base, value)
+        self._inputs = None
+        return self._tensors
+
+    def brief(self, origin: int) -> Any:
+        """Returns what identifies this alone, where all that it was given is its segment's own; else None."""
+        return (self.region, self.version, self.base - origin, self.tapes) if self.region.closed else None
+
+    def identity(self) -> Any:
+        """Returns what this did, as far as it does not follow from the tensors given."""
+        return self.region, self.version
+
+    def keep(self) -> None:
+        """Makes the tensors that a tape would hold: before their segment is carried out, so that they get values.
+
+        Not before that: a known gradient needs none of them, and they are most of what a region on a tape would make.
+        """
+        values = self._values
+        if values is None:
+            return
+        tensors = self.tensors
+        for number in self._interior:
+            if number not in tensors:
+                lazy = new_lazy(self._outputs[number], self.base + number, self._run)
+                values[number] = tensors[number] = lazy
+        self._values = None
+
+    def constants(self) -> list[Any]:
+        """Those given count as arguments, the others are the region's."""
+        return []
+
+    def goes_into(self, region: Region) -> None:
+        """Lets a gradient's region end with this one."""
+        self.region.gradients.add(region)
+
+    def given(self) -> list[Any]:
+        """Returns the tensors given, and those that the region holds: they may be some that the program has, too."""
+        return [*self.arguments, *self._own] if self._own else self.arguments
+
+    def places(self) -> Iterator[tuple[Any, Any]]:
+        """Gives each tensor that is known here, with what `get` finds it by."""
+        for number, tensor in enumerate(self.arguments):
+            yield from ((v, ("argument", number)) for v in identities(tensor))
+        for number, tensor in self.tensors.items():
+            yield from ((v, ("tensor", number)) for v in identities(tensor))
+
+    def get(self, place: Any) -> Any:
+        """Returns a tensor that was given, came out, or was kept for the tapes."""
+        kind, number = place
+        return self.arguments[number] if kind == "argument" else self.tensors[number]
+
+    def record(self, constant: Callable[[Any, Any], Any]) -> None:
+        """Puts the region's operations on the active tapes."""
+        self.keep()
+        for step in self._recorded:
+            args: list[Any] = []
+            for i, slot in enumerate(step.slots):
+                if slot == LIST:
+                    slots, consts = step.lists[i]
+                    args.append([consts[j].value if j in consts else self._tensor(s) for j, s in enumerate(slots)])
+                else:
+                    args.append(step.consts[i].value if slot == CONST else self._tensor(slot))
+            result = [self._tensor(step.first + n) for n in range(len(step.outputs))]
+            record_on_tapes(step, step.op or "", tuple(args), result, constant)
+
+    def _tensor(self, slot: int) -> Any:
+        if slot < 0:
+            real = self.externals[-1 - slot]
+            if self._aliases is None:  # eager tensors that came in as lazy ones, as which the tapes know them
+                lazies = [a for a in self.arguments if type(a) is LazyTensor and a._value is not None]
+                self._aliases = {id(a._value): a for a in lazies}
+            return self._aliases.get(id(real), real)
+        tensor = self.tensors.get(slot)
+        if tensor is None:  # nobody will ever ask for its value: tapes hold those that they need
+            tensor = self.tensors[slot] = new_lazy(self._outputs[slot], -1, None)
+        return tensor

@@ -1,0 +1,197 @@
+"""Twins: regions that do the same at other sizes, or in another turn of a loop; one that has some is learnt in one run.
+
+Two runs must agree about what a library call does, as one alone might have done something that it does not do again.
+Where the same call at the same place, on the same objects, has done the same operations at another size, twice, the
+first run at a new size is the third that agrees. What it has done is taken from that run; only the second one is saved.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from typing import Any
+
+from coexec.base.tuning import tuning
+from coexec.memoize.entry import Region
+from coexec.memoize.step_range import steps_between
+from tracer.graph import CONST, LIST, Step
+from tracer.library import gradient
+from tracer.op import Const, freeze, same
+
+
+class ShapeVariants:
+    """The regions of one function that have been confirmed, by call and place."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, deque[weakref.ref[Region]]] = {}
+
+    def of(self, region: Region, anchors: list[Any], frames: Any) -> KnownVariants:
+        """Returns those that may do what this region does, which is about to be learnt."""
+        return KnownVariants(self._known, (region.function, tuple(map(id, anchors)), frames))
+
+
+class KnownVariants:
+    """What is known of one call at one place."""
+
+    def __init__(self, all_known: dict[Any, deque[weakref.ref[Region]]], key: Any) -> None:
+        self._all, self._key = all_known, key
+        known = all_known.get(key, ())
+        self._before = [(r, r.version) for ref in known if (r := ref()) is not None and r.confirmed > 1]
+        # Whether what code of the program's looks at is what it was, before and behind the run.
+        self._held = {id(r) for r, _ in self._before if r.premises is None or r.premises.hold()}
+
+    def __bool__(self) -> bool:
+        return bool(self._before)
+
+    @property
+    def reached(self) -> list[Any]:
+        """The objects that code of the program's looks at in one of them."""
+        return [v for region, _ in self._before for ref in region.reached if (v := ref()) is not None]
+
+    @property
+    def only_library(self) -> bool:
+        """Whether none of them runs code of the program's."""
+        return all(region.premises is None for region, _ in self._before)
+
+    def variant_of(self, region: Region) -> Region | None:
+        """Returns one that does what this region was found to do in its first run; None if there is none."""
+        for known, version in self._before:
+            if known is region or known.version != version or known.confirmed < 2 or id(known) not in self._held:
+                continue
+            if (known.premises is None) is not (region.premises is None):
+                continue
+            if (known.premises is None or known.premises.hold()) and _agree(region, known):
+                return known
+        return None
+
+    def confirmed(self, region: Region) -> None:
+        """Notes a region that two runs agree about, for those to come."""
+        known = self._all.get(self._key)
+        if known is None:
+            if len(self._all) >= tuning.max_twin_places:
+                self._all.clear()
+            known = self._all[self._key] = deque(maxlen=tuning.max_twins)
+        elif known and known[0]() is region:
+            return
+        for ref in list(known):
+            if ref() is None or ref() is region:
+                known.remove(ref)
+        known.appendleft(weakref.ref(region))
+
+
+def _agree(one: Region, other: Region) -> bool:
+    """Whether two regions do the same, up to the sizes of tensors and the numbers that follow from them."""
+    mine, its = steps_between(one.start, one.end), steps_between(other.start, other.end)
+    if mine is None or its is None or len(mine) != len(its) or one.read or other.read:
+        return False
+    wiring, other_wiring = _Wiring(one), _Wiring(other)
+    if not all(_alike(a, wiring, b, other_wiring) for a, b in zip(mine, its, strict=True)):
+        return False
+    depth, other_depth = one.start.depth, other.start.depth
+    return (
+        one.seeds == other.seeds
+        and one.context == other.context
+        and [s.depth - depth for s in one.recorded] == [s.depth - other_depth for s in other.recorded]
+        and list(map(id, one.accessed)) == list(map(id, other.accessed))
+        and list(map(_source, one.feeds)) == list(map(_source, other.feeds))
+        and [id(value) for _, value in one.pins] == [id(value) for _, value in other.pins]
+        and _form(one.result, wiring) == _form(other.result, other_wiring)
+    )
+
+
+class _Wiring:
+    """Names what the operations of a region take by where it comes from, wherever in its segment the region begins."""
+
+    def __init__(self, region: Region) -> None:
+        self._first, self._external = region.start.end, region.start.external
+        self._absolute = region.function is gradient  # it takes what its tape has seen
+        self._places = region.places
+
+    def name(self, slot: int) -> Any:
+        """Returns the name of what is at a slot."""
+        if slot in (CONST, LIST):
+            return slot
+        if slot >= self._first:
+            return "inside", slot - self._first
+        if slot < 0 and -1 - slot >= self._external:
+            return "feed", -1 - slot - self._external
+        if slot in self._places:
+            return "argument", self._places.index(slot)
+        return "earlier", slot if self._absolute else None  # pins are compared themselves
+
+
+def _alike(one: Step, wiring: _Wiring, other: Step, other_wiring: _Wiring) -> bool:
+    a, b = one.node, other.node
+    if a is None or b is None or a.head is not b.head or (a is not b and freeze(a.attrs) != freeze(b.attrs)):
+        return False
+    if one.variant is None or other.variant is None or one.variant.template != other.variant.template:
+        return False
+    if len(one.slots) != len(other.slots) or len(one.outputs) != len(other.outputs):
+        return False
+    if any(wiring.name(x) != other_wiring.name(y) for x, y in zip(one.slots, other.slots, strict=True)):
+        return False
+    if not _consts_alike(one.consts, other.consts) or one.lists.keys() != other.lists.keys():
+        return False
+    for i, (slots, consts) in one.lists.items():
+        known, its = other.lists[i]
+        if list(map(wiring.name, slots)) != list(map(other_wiring.name, known)) or not _consts_alike(consts, its):
+            return False
+    return all(
+        x.spec.enum == y.spec.enum and (x.const is None) is (y.const is None)
+        for x, y in zip(one.outputs, other.outputs, strict=True)
+    )
+
+
+def _consts_alike(some: dict[int, Const], others: dict[int, Const]) -> bool:
+    return some.keys() == others.keys() and all(_alike_but_for_sizes(c.value, others[i].value) for i, c in some.items())
+
+
+def _alike_but_for_sizes(one: Any, other: Any) -> bool:
+    """Whether two plain values are the same, or numbers: a mean's gradient divides by a float that is a size."""
+    if _is_of_sizes(one) and _is_of_sizes(other):
+        return True
+    return same(one, other)
+
+
+def _is_of_sizes(value: Any) -> bool:
+    kind = type(value)
+    if kind is int or kind is float:
+        return True
+    if kind is list or kind is tuple:
+        return all(map(_is_of_sizes, value))
+    return getattr(getattr(value, "dtype", None), "kind", None) in ("i", "f")
+
+
+def _source(feed: tuple[str, Any]) -> Any:
+    source, value = feed
+    if source == "same":
+        return source, id(value)
+    if source == "number":
+        spec, const = value
+        return source, spec.enum, None if _is_of_sizes(const.value) else freeze(const.value)
+    return source, value
+
+
+def _form(form: Any, wiring: _Wiring) -> Any:
+    kind = form[0]
+    if kind is list or kind is tuple:
+        return kind, [_form(f, wiring) for f in form[1]]
+    if kind is dict:
+        return kind, [(name, _form(f, wiring)) for name, f in form[1].items()]
+    if kind == "slices":
+        return kind, [_form(f, wiring) for f in form[1:]]
+    if kind == "marked":
+        return kind, _form(form[1], wiring), [(name, _form(f, wiring)) for name, f in form[2].items()]
+    if kind == "tensor":
+        return kind, wiring.name(form[1])
+    if kind == "constant":
+        return kind, form[1].spec.enum
+    if kind == "object":
+        value = form[1]
+        return kind, freeze(value) if type(value) in (str, float, int) else id(value)
+    return form
+
+
+def interior_of(twin: Region, region: Region) -> list[int]:
+    """Returns the numbers of the tensors that nobody but tapes hold, by what is known of a twin."""
+    return [n - twin.start.end + region.start.end for n in twin.interior]

@@ -1,0 +1,1 @@
+"""Tests of control flow on the device."""

@@ -1,0 +1,197 @@
+"""The account: when following is given up and taken up again, by what calls take. Seconds here are made up."""
+
+import pytest
+
+from coexec.base.tuning import tuning
+from coexec.dispatch.profitability import Profitability
+
+pytestmark = pytest.mark.clocked
+
+PLAIN = 1.0
+
+
+def spend(account, calls, followed, clean=False):
+    """Makes calls that take so long if they are followed; returns which of them were."""
+    found = []
+    for _ in range(calls):
+        follows = account.admit()
+        found.append(follows)
+        if follows:
+            account.followed(followed, clean)
+        else:
+            account.ran_plainly(PLAIN)
+    return found
+
+
+def test_without_doubt_nothing_is_timed():
+    """Calls that meet nothing new are all followed, however long they take."""
+    assert all(spend(Profitability(), 1000, 100.0, clean=True))
+
+
+def test_doubt_takes_a_few_plain_calls():
+    """After enough calls that met something new, one runs plainly, then ever fewer, as following is faster."""
+    found = spend(Profitability(), 1000, 0.9)
+    first = found.index(False)
+    assert first == tuning.doubt_before_timing / 2
+    assert found[first : first + 2] == [False, True]
+    assert found.count(False) == tuning.plain_calls_kept
+    assert found[first : first + 20].count(False) < tuning.plain_calls_kept
+
+
+def test_hardly_any_plain_calls_where_following_is_clearly_faster():
+    """In the first thirty calls two: each takes as long as many followed ones."""
+    account = Profitability()
+    found = spend(account, 30, 0.1)
+    assert found.count(False) == 2
+    found += spend(account, 2000, 0.1)
+    assert found.count(False) == tuning.plain_calls_kept
+
+
+def test_what_learning_has_cost_decides_nothing():
+    """Calls that were slow before anything was timed are no reason to pause where those behind it are fast."""
+    account = Profitability()
+    spend(account, int(tuning.doubt_before_timing / 2), 100.0)
+    assert not account.admit()
+    account.ran_plainly(PLAIN)
+    assert spend(account, 1000, 0.9).count(False) == tuning.plain_calls_kept - 1
+    assert account.pause == 0
+
+
+def test_learning_that_goes_on_ends_before_the_tenth_call():
+    """A function that is slow in all calls that are followed is given up soon, and tried again seldom."""
+    account = Profitability()
+    found = spend(account, 30, 3.0)
+    assert found.index(False) < 4
+    assert not any(found[6:])
+    assert sum(3.0 if follows else PLAIN for follows in found) <= 30 * PLAIN + 2.0 * 4
+
+
+def test_one_busy_moment_leads_to_no_pause():
+    """A call in which nothing is new, and that took very long, is an accident; two in a row are not."""
+    account = Profitability()
+    spend(account, 10, 0.5)
+    assert not account.followed(1000.0, clean=False, most=tuning.following_patience)
+    assert spend(account, 20, 0.5).count(True) >= 18
+    assert account.pause == 0
+    assert [account.followed(1000.0, clean=False, most=tuning.following_patience) for _ in range(8)][-1]
+    assert account.pause > 0
+
+
+def test_compiling_leads_to_no_pause():
+    """Two calls behind the plain one that compile, and take long, are followed by ever faster ones."""
+    account = Profitability()
+    spend(account, int(tuning.doubt_before_timing / 2) + 1, 4.0)
+    for _ in range(2):
+        assert account.admit()
+        assert not account.followed(8.0, clean=False, most=tuning.following_compiled)
+    assert spend(account, 30, 0.2).count(True) >= 28
+    assert account.pause == 0
+
+
+def test_progress_tries_no_patience():
+    """Calls that cost ever less are followed until they pay, though they cost more than the patience in sum."""
+    account = Profitability()
+    learning = [20.0, 14.0, 10.0, 7.0, 5.0, 3.5, 2.5, 1.8, 1.4]
+    assert sum(learning[3:]) - 6 > 2 * tuning.following_patience
+    followed = 0
+    for _ in range(30):
+        if account.admit():
+            account.followed(learning[followed] if followed < len(learning) else 0.1, clean=False)
+            followed += 1
+        else:
+            account.ran_plainly(PLAIN)
+    assert followed >= 27
+    assert account.pause == 0
+
+
+def test_one_fast_call_in_two_is_not_enough():
+    """Where slow calls cost more than fast ones save, calls run plainly, though many are fast."""
+    account = Profitability()
+    took, number = 0.0, 0
+    for _ in range(1000):
+        if account.admit():
+            number += 1
+            took += 0.8 if number % 2 else 2.0
+            account.followed(0.8 if number % 2 else 2.0, clean=False)
+        else:
+            took += PLAIN
+            account.ran_plainly(PLAIN)
+    assert took < 1000 * PLAIN * (1 + 2 * tuning.tries_share)
+
+
+def test_an_investment_takes_no_more_than_savings():
+    """Calls at other sizes use up what was saved, and lead to no pause; then there is nothing to afford more."""
+    account = Profitability()
+    spend(account, 100, 0.1)
+    assert account.affords()
+    for _ in range(10):
+        account.invested(5 * PLAIN)
+    assert not account.affords()
+    assert all(spend(account, 20, 0.1))
+    assert account.affords()
+
+
+def test_a_busy_moment_is_made_good():
+    """A plain call that took long by chance, when it was first timed, does not keep slow calls followed."""
+    account = Profitability()
+    spend(account, int(tuning.doubt_before_timing / 2), 2.0)
+    assert not account.admit()
+    account.ran_plainly(100 * PLAIN)
+    assert spend(account, 1000, 2.0).count(True) < 100
+
+
+def test_doubt_passes():
+    """Something new in every third call is nothing to doubt for."""
+    account = Profitability()
+    for _ in range(300):
+        assert account.admit()
+        account.followed(100.0, clean=False)
+        account.followed(100.0, clean=True)
+        account.followed(100.0, clean=True)
+
+
+@pytest.mark.parametrize("factor", [1.1, 2.0, 10.0])
+def test_losses_are_bounded(factor):
+    """Following that never pays costs an allowance, and hardly more than plain calls after that."""
+    account = Profitability()
+    early = sum(factor if follows else PLAIN for follows in spend(account, 2000, factor))
+    learning = tuning.doubt_before_timing / 2 + 1.5 * tuning.following_patience + 2
+    assert early <= 2000 * PLAIN * (1 + tuning.tries_share) + learning * factor
+    late = sum(factor if follows else PLAIN for follows in spend(account, 2000, factor))
+    assert late <= 2000 * PLAIN * (1 + tuning.tries_share) + factor
+
+
+@pytest.mark.parametrize("factor", [1.2, 2.0, 4.0])
+def test_tries_cost_a_share(factor):
+    """Once in debt, the calls that are followed to see whether it pays by now cost a small share of the time."""
+    account = Profitability()
+    spend(account, 4 * tuning.following_allowance, factor)
+    took = sum(factor if follows else PLAIN for follows in spend(account, 1000, factor))
+    assert took <= 1000 * PLAIN * (1 + tuning.tries_share) + tuning.following_patience / 2 + factor
+
+
+def test_pauses_grow():
+    """Each call that was too slow makes the next pause twice as long, up to a bound."""
+    account = Profitability()
+    spend(account, 5 * tuning.max_backoff, 10.0)
+    assert account.pause == tuning.max_backoff
+
+
+def test_it_comes_back():
+    """Once followed calls are fast they make good for the debt, and there are no pauses any more."""
+    account = Profitability()
+    spend(account, 5 * tuning.max_backoff, 10.0)
+    spend(account, tuning.max_backoff + 2 * tuning.following_allowance, 0.5)
+    assert all(spend(account, 1000, 0.5))
+    assert account.pause < tuning.min_backoff
+
+
+def test_learning_is_paid_by_what_it_brings():
+    """A slow call in ten is no reason to pause if the nine others save more."""
+    account = Profitability()
+    for _ in range(100):
+        assert account.admit() or account.paused >= 0
+        account.followed(4.0, clean=False)
+        for _ in range(9):
+            account.followed(0.2, clean=True)
+    assert account.paused == 0

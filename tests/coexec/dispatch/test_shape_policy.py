@@ -1,0 +1,144 @@
+"""Functions that are given ever other sizes: most calls run plainly, those of a size that keeps coming do not."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import coexec
+from coexec.base.tuning import tuning
+from coexec.dispatch.shape_policy import ShapePolicy, Verdict
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def few(tune):
+    """Sizes count, and the clock does not."""
+    tune(sizes_followed=8)
+
+
+def times(known, calls, *args, **kwargs):
+    """Says which of so many calls are followed."""
+    return [bool(known.judge(args, kwargs, lambda: False)) for _ in range(calls)]
+
+
+def test_few_sizes_are_followed():
+    """As many as most programs have, whatever arguments they come in."""
+    known = ShapePolicy()
+    for n in range(tuning.sizes_followed):
+        assert all(times(known, 20, tf.ones((n, 2)), np.ones(n), [{"x": tf.ones(n)}], 3, None, y="other"))
+
+
+def test_others_are_followed_once_they_have_come_often():
+    """Each counts on its own."""
+    known = ShapePolicy()
+    for n in range(tuning.sizes_followed):
+        times(known, 1, tf.ones(n))
+    found = list(zip(*[times(known, 20, tf.ones(100)), times(known, 20, tf.ones(101))], strict=True))
+    assert found == [(n >= tuning.size_often, n >= tuning.size_often) for n in range(20)]
+    assert all(times(known, 5, tf.ones(3)))
+    assert all(times(known, 20, (7, "a"))[tuning.size_often:])
+
+
+def test_one_that_comes_again_is_followed_where_that_can_be_afforded():
+    """Not where it comes for the first time: it may be the last."""
+    known = ShapePolicy()
+    for n in range(tuning.sizes_followed):
+        times(known, 1, tf.ones(n))
+    assert [known.judge((tf.ones(100),), {}, lambda: True) for _ in range(4)] == [Verdict.PLAIN] + 3 * [Verdict.FOLLOW]
+
+
+def test_the_first_calls_of_a_new_size_are_an_investment():
+    """They are not held against following, but for those of the very first size."""
+    known = ShapePolicy()
+    found = [[known.judge((tf.ones(n),), {}, lambda: False) for _ in range(4)] for n in (3, 4)]
+    assert found == [4 * [Verdict.FOLLOW], 2 * [Verdict.INVEST] + 2 * [Verdict.FOLLOW]]
+
+
+def test_dtypes_and_numbers_do_not_count():
+    """Only sizes are looked at."""
+    known = ShapePolicy()
+    assert all(times(known, 1, number, str(number), tf.constant([number])) == [True] for number in range(100))
+
+
+def test_what_is_known_is_bounded():
+    """Sizes that come once are forgotten; one that keeps coming is followed again soon."""
+    known = ShapePolicy()
+    for n in range(3 * tuning.max_sizes):
+        times(known, 1, np.broadcast_to(0, (n,)))
+    assert len(known._seen) <= tuning.max_sizes
+    assert times(known, 2 * tuning.size_often, np.ones((5, 5)))[-1]
+
+
+def step_of(seed):
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(3)])
+    objective = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = keras.optimizers.Adam(0.01)
+    optimizer.build(model.trainable_variables)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = objective(y, model(x, training=True))
+        variables = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return loss
+
+    return step, model
+
+
+def batch(n):
+    numbers = np.random.default_rng(n)
+    return tf.constant(numbers.normal(size=(n, 4)), tf.float32), tf.constant(numbers.integers(3, size=n), tf.int32)
+
+
+def test_two_hundred_sizes():
+    """Losses and weights are eager's, few executables are compiled, and those sizes that were first go on fast."""
+    (plain, one), (mine, other) = step_of(1), step_of(1)
+    step = coexec.function(mine)
+    order = [*range(1, 9)] * 6 + [int(n) for n in np.random.default_rng(0).permutation(np.arange(9, 201))]
+    for n in order:
+        np.testing.assert_allclose(plain(*batch(n)), step(*batch(n)), rtol=1e-4, atol=1e-6)
+    for a, b in zip(one.weights, other.weights, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
+    stats = step.stats()
+    assert stats.imperative >= 192
+    assert stats.followed >= 40, step.explain()
+    assert stats.compiles <= 24
+    assert "ever other sizes" in step.explain()
+    before = step.stats().launches
+    for n in range(1, 9):
+        step(*batch(n))
+    assert step.stats().launches >= before + 8, step.explain()
+
+
+def test_a_size_among_many_that_keeps_coming():
+    """It is compiled in the end."""
+    _, (mine, _) = step_of(1), step_of(1)
+    step = coexec.function(mine)
+    for n, often in zip(range(1, 41), itertools.repeat(77), strict=False):
+        step(*batch(n))
+        step(*batch(often))
+    before = step.stats().launches
+    for _ in range(5):
+        step(*batch(77))
+    assert step.stats().launches >= before + 5, step.explain()
+
+
+def test_a_short_last_batch():
+    """It costs few executables, however many epochs there are."""
+    keras.utils.set_random_seed(1)
+    x, y = (part.numpy() for part in batch(16 * 6 + 5))
+    model = coexec.accelerate(keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]))
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    compiles = []
+    for _ in range(8):
+        model.fit(x, y, batch_size=16, verbose=0)
+        compiles.append(model.train_function.stats().compiles)
+    stats = model.train_function.stats()
+    assert stats.followed >= 40, model.train_function.explain()
+    assert compiles[-1] <= 6, compiles  # the graph of each size, of steps together, and XLA's once they have paid
+    assert stats.imperative == 0

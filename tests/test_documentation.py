@@ -1,0 +1,95 @@
+"""What the READMEs name in backticks exists (files, functions, make targets, names), and their links lead somewhere."""
+
+import ast
+import functools
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = ["README.md", "coexec/README.md", "tracer/README.md"]
+
+# Functions of other programs, by what calls them so.
+ELSEWHERE = {"on_exit"}  # C
+
+
+@functools.cache
+def sources():
+    found = [path for folder in ("coexec", "tracer", "tests", "examples") for path in (ROOT / folder).rglob("*.py")]
+    return "\n".join(path.read_text() for path in [*found, ROOT / "Makefile"])
+
+
+def file_of(name, document):
+    """The file or folder that a document names, from the root, its own folder or a package's."""
+    for base in (ROOT, (ROOT / document).parent, ROOT / "coexec", ROOT / "tracer", ROOT / "coexec" / "control_flow"):
+        for path in (base / name, base / f"{name}.py"):
+            if path.exists():
+                return path
+    return None
+
+
+def defines(file, name):
+    """Whether a file has a function, class, method or variable of this dotted name."""
+    body = ast.parse(file.read_text()).body
+    *outer, last = name.split(".")
+    for part in outer:
+        inside = [n for n in body if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and n.name == part]
+        if not inside:
+            return False
+        body = inside[-1].body
+    names = {n.name for n in body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+    targets = [n.targets if isinstance(n, ast.Assign) else [n.target] for n in body
+               if isinstance(n, (ast.Assign, ast.AnnAssign))]  # fmt: skip
+    names |= {x.id for each in targets for t in each for x in ast.walk(t) if isinstance(x, ast.Name)}
+    return last in names
+
+
+def exists(text, document):
+    """Whether what stands in backticks is there; what is neither path nor name is taken for code, and for granted."""
+    function = re.fullmatch(r"([\w/]+\.py):([\w.]+)", text)
+    if function:
+        file = file_of(function[1], document)
+        return file is not None and defines(file, function[2])
+    if re.fullmatch(r"[\w/]+/[\w/]+(\.\w+)?/?", text):
+        return file_of(text.rstrip("/"), document) is not None
+    if text.startswith("make "):
+        target = next(word for word in text.split()[1:] if "=" not in word)
+        return re.search(rf"^{re.escape(target)}:", sources(), re.M) is not None
+    if re.fullmatch(r"[\w.]+", text) and text not in ELSEWHERE:
+        return file_of(text, document) is not None or all(re.search(rf"\b{p}\b", sources()) for p in text.split("."))
+    return True
+
+
+def anchors(document):
+    heads = re.findall(r"^#+ (.*)", document.read_text(), re.M)
+    return {"#" + re.sub(r"[^\w\- ]", "", head).strip().lower().replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_what_is_named_exists(document):
+    text = re.sub(r"```.*?```", "", (ROOT / document).read_text(), flags=re.S)
+    named = {" ".join(name.split()) for name in re.findall(r"`([^`]+)`", text)}
+    assert len(named) > 10
+    assert not [name for name in sorted(named) if not exists(name, document)]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_somewhere(document):
+    here = ROOT / document
+    broken = []
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(#[\w-]+)?\)", here.read_text()):
+        path = (here.parent / target) if target else here
+        if target.startswith("http"):
+            continue
+        if not path.exists() or (anchor and path.suffix == ".md" and anchor not in anchors(path)):
+            broken.append(target + anchor)
+    assert not broken
+
+
+GONE = ["coexec/nothing", "follow/follower.py:Follower.nothing", "make nothing", "_".join(["not", "there"])]
+
+
+@pytest.mark.parametrize("gone", GONE)
+def test_what_is_gone_is_found(gone):
+    assert not exists(gone, "coexec/README.md")

@@ -1,0 +1,115 @@
+"""Twins do what their originals do, and every call in them passes the door."""
+
+import inspect
+import traceback
+
+import pytest
+
+from tracer.twin import twin_of
+
+PASSED = []
+
+
+def door(callee):
+    PASSED.append(getattr(callee, "__name__", type(callee).__name__))
+    return callee
+
+
+class Base:
+    def method(self, x):
+        return f"base {x}"
+
+
+class Derived(Base):
+    def method(self, x):
+        inner = [str(i) for i in range(x)]
+        return super().method(len(inner)) + (lambda y: y.upper())("end")
+
+
+def make(start):
+    count = start
+
+    def counting(step=1, *more, scale: "int" = 2, **named):
+        """Counts."""
+        nonlocal count
+        count += step * scale + sum(more) + sum(named.values())
+        return count
+
+    counting.note = "kept"
+    return counting
+
+
+def failing(x):
+    value = [
+        x,
+        len(
+            x,
+        ),
+    ]
+    return value
+
+
+def generating(n):
+    for i in range(n):
+        yield abs(-i)
+
+
+def test_methods_and_super():
+    """What is called passes as it is looked up, in comprehensions and lambdas, too."""
+    PASSED.clear()
+    twin = twin_of(Derived.method, door)
+    assert twin(Derived(), 3) == Derived().method(3) == "base 3END"
+    assert PASSED == ["range", "str", "str", "str", "method", "len", "<lambda>", "upper"]
+
+
+def test_cells_defaults_and_attributes():
+    """A twin shares the cells of its original, and has its defaults, names and attributes."""
+    original = make(10)
+    twin = twin_of(original, door)
+    assert twin() == 12
+    assert original(2, 1, scale=3, k=4) == 23
+    assert twin(1) == 25
+    assert twin.note == "kept"
+    assert inspect.signature(twin) == inspect.signature(original)
+    for name in ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__", "__defaults__"):
+        assert getattr(twin, name) == getattr(original, name)
+    if hasattr(original.__code__, "co_qualname"):
+        assert twin.__code__.co_qualname == original.__code__.co_qualname
+
+
+def test_tracebacks():
+    """Errors show the lines and columns of the original."""
+    found = []
+    for function in (failing, twin_of(failing, door)):
+        with pytest.raises(TypeError) as caught:
+            function(5)
+        frame = traceback.extract_tb(caught.tb)[-1]
+        found.append((frame.filename, frame.name, frame.lineno, getattr(frame, "colno", None), frame.line))
+    assert found[0] == found[1]
+
+
+def test_generators():
+    """A generator's twin is a generator."""
+    assert list(twin_of(generating, door)(3)) == [0, 1, 2]
+
+
+class _Mangled:
+    def method(self):
+        return self.__secret()
+
+    def __secret(self):
+        return 3
+
+
+def frames():
+    return inspect.currentframe()
+
+
+async def waiting():
+    return 1
+
+
+@pytest.mark.parametrize("function", [_Mangled.method, frames, waiting, eval("lambda: 1")])
+def test_without_a_twin(function):
+    """Names that a class mangles, code that looks at frames, coroutines and code without source have none."""
+    assert twin_of(function, door) is None

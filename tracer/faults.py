@@ -1,0 +1,61 @@
+"""Faults: the runtime's own errors, distinguished from the program's by the frames they passed through.
+
+An error is a fault if the runtime's own code raised it, or called a library that did. It is the program's if it comes
+out of a function that merely does what the program asked for (marked `passes`), or has a class declared `meant`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from types import CodeType
+from typing import Any, TypeVar
+
+from tracer.errors import FailedTensor
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+OURS = (os.path.join(_HERE, ""), os.path.join(os.path.dirname(_HERE), "coexec", ""))
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_passing: set[CodeType] = set()
+_meant: list[type[BaseException]] = [FailedTensor]
+
+
+def passes(function: F) -> F:
+    """Marks a function that calls the program, or TensorFlow on its behalf: errors out of it are the program's."""
+    _passing.add(function.__code__)
+    return function
+
+
+def is_passing(code: CodeType) -> bool:
+    """Returns whether this is the code of a function marked `passes`."""
+    return code in _passing
+
+
+def meant(kind: type[BaseException]) -> None:
+    """Declares errors of this class the program's, wherever they are raised."""
+    _meant.append(kind)
+
+
+def is_fault(error: BaseException) -> bool:
+    """Returns whether an error is the runtime's own."""
+    if isinstance(error, tuple(_meant)) or not isinstance(error, Exception):
+        return False
+    innermost, at = None, error.__traceback__
+    while at is not None:
+        if at.tb_frame.f_code.co_filename.startswith(OURS):
+            innermost = at.tb_frame.f_code
+        at = at.tb_next
+    return innermost is not None and innermost not in _passing
+
+
+def absorbs(error: BaseException) -> bool:
+    """Returns whether a call should continue after an error: if it is a fault and `COEXEC_DEBUG` is not set."""
+    return is_fault(error) and os.environ.get("COEXEC_DEBUG", "0") in ("", "0")
+
+
+@passes
+def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls a function on the program's behalf."""
+    return function(*args, **kwargs)

@@ -1,0 +1,371 @@
+"""Managers: the context managers that a frame is inside of, and whether their cleanup could affect an error.
+
+A deferred operation fails later than eagerly, so its failure escapes the `with` and `try` statements around it. That
+makes no difference if they let every error pass, do not look at it, and issue no operations of their own. This is
+decided by the actual manager in the frame, not by its name, and by the bytecode of the cleanup code.
+
+Relies on: the position of a frame's value stack in CPython 3.11 to 3.13, tested at import; the instructions that `dis`
+reports; `contextlib._GeneratorContextManager.gen`, `contextlib.ExitStack._exit_callbacks`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import contextlib
+import ctypes
+import dis
+import inspect
+import io
+import logging
+import math
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from types import BuiltinFunctionType, BuiltinMethodType, CodeType, FrameType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+MAX_KNOWN = 1000  # code objects
+MAX_CALLS = 3  # depth of calls from cleanup code that is analysed
+
+_FRAME, _STACK = 24, 72  # byte offsets: of the frame's address in a frame object, of the variables and stack in a frame
+_POINTER = ctypes.sizeof(ctypes.c_void_p)
+
+
+def variables_of(code: CodeType) -> int:
+    """Returns the number of slots of a frame's variables, which precede its value stack."""
+    return len({*code.co_varnames, *code.co_cellvars}) + len(code.co_freevars)
+
+
+def _address(frame: FrameType, place: int) -> int:
+    start = ctypes.c_void_p.from_address(id(frame) + _FRAME).value or 0
+    return ctypes.c_void_p.from_address(start + _STACK + place * _POINTER).value or 0
+
+
+def item_of(frame: FrameType, place: int) -> Any:
+    """Returns the object in a slot of a running frame; the slot must hold one."""
+    return ctypes.cast(_address(frame, place), ctypes.py_object).value
+
+
+# `__exit__` methods, which are on the frame's stack as long as it is inside the statement.
+
+
+def lets_pass(leave: Any, stored: frozenset[str], is_user: Callable[[CodeType], bool], passes: Any) -> bool:
+    """Returns whether this `__exit__` lets every error pass and acts the same with and without one.
+
+    `stored` has the attributes that the statement's body writes. `passes(frame)` decides the same for the place where a
+    suspended generator's frame is.
+    """
+    manager = getattr(leave, "__self__", None)
+    if type(leave) is BuiltinMethodType:
+        return type(manager) in _SILENT
+    if type(leave) is not MethodType or type(leave.__func__) is not FunctionType:
+        return False
+    function: Any = leave.__func__
+    if function is _LEAVE_GENERATOR:
+        frame = manager.gen.gi_frame if type(manager) is contextlib._GeneratorContextManager else None  # type: ignore
+        return frame is not None and bool(passes(frame))
+    if function in _PASSING:
+        return True
+    if function is _LEAVE_STACK:  # what it has entered so far, of which each is left by its own `__exit__`
+        entered: Any = manager._exit_callbacks if type(manager) is contextlib.ExitStack else [(False, None)]  # type: ignore
+        return all(lets_pass(leave, stored, is_user, passes) for _, leave in entered)
+    cleanup = cleanup_of(function.__code__)
+    if cleanup is None or not cleanup.returns_false:
+        return False
+    if not is_user(function.__code__):
+        return True
+    return not cleanup.reads_arguments and stored.isdisjoint(cleanup.attributes) and _calls_fit(function, manager, 0)
+
+
+_SILENT: set[type] = {io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.FileIO, io.StringIO, io.BytesIO,
+           type(threading.Lock()), type(threading.RLock())}  # fmt: skip
+_LEAVE_GENERATOR = contextlib._GeneratorContextManager.__exit__
+_LEAVE_STACK = contextlib.ExitStack.__exit__
+_PASSING = {contextlib.nullcontext.__exit__, contextlib.redirect_stdout.__exit__, warnings.catch_warnings.__exit__}
+
+
+def add_passing(*functions: Any) -> None:
+    """Declares that these `__exit__` functions let every error pass, where their code does not show it."""
+    _PASSING.update(functions)
+
+
+@dataclass(slots=True)
+class Cleanup:
+    """What cleanup code does: of a `finally` clause, or of an `__exit__` method."""
+
+    returns_false: bool = True  # always returns False or None
+    harmless: bool = True  # apart from what `chains` and `stores` resolve to
+    reads_arguments: bool = False  # other than the first
+    chains: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)  # loads: kind, name, attributes
+    stores: list[tuple[str, str, str]] = field(default_factory=list)  # writes: object's kind and name, attribute
+    attributes: set[str] = field(default_factory=set)  # names of the variables and attributes it loads, and `ITEMS`
+    others: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)  # classes of errors, caught before it
+
+    def note(self, kind: str, name: str, path: tuple[str, ...]) -> None:
+        """Adds a load."""
+        self.chains.append((kind, name, path))
+        self.attributes.update((name, *path))
+
+
+_known: dict[int, tuple[CodeType, Cleanup | None]] = {}  # by the id of the code, which is kept alive
+
+
+def cleanup_of(code: CodeType) -> Cleanup | None:
+    """Returns what a cleanup function does, memoized; None for a generator or coroutine."""
+    found = _known.get(id(code))
+    if found is None:
+        if len(_known) >= MAX_KNOWN:
+            _known.clear()
+        found = _known[id(code)] = code, _cleanup_of_function(code)
+    return found[1]
+
+
+def _cleanup_of_function(code: CodeType) -> Cleanup | None:
+    if code.co_flags & _LATER:
+        return None
+    instructions = list(dis.get_instructions(code))
+    cleanup = Cleanup()
+    for n, instruction in enumerate(instructions):
+        if instruction.opname == "RETURN_CONST":
+            cleanup.returns_false &= instruction.argval is None or instruction.argval is False
+        elif instruction.opname == "RETURN_VALUE":
+            value = instructions[n - 1]
+            constant = value.opname == "LOAD_CONST" and (value.argval is None or value.argval is False)
+            cleanup.returns_false &= constant and not instruction.is_jump_target
+    arguments = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
+    scan(cleanup, instructions, code.co_varnames[1:arguments])
+    cleanup.harmless &= not code.co_exceptiontable
+    return cleanup
+
+
+_PLAIN_STEPS = frozenset({
+    "BINARY_OP", "BUILD_LIST", "BUILD_MAP", "BUILD_STRING", "BUILD_TUPLE", "CACHE", "CALL", "COMPARE_OP",
+    "CONVERT_VALUE", "COPY", "COPY_FREE_VARS", "FORMAT_SIMPLE", "FORMAT_VALUE", "FORMAT_WITH_SPEC", "IS_OP",
+    "JUMP_FORWARD", "KW_NAMES", "LOAD_CONST", "NOP", "POP_TOP", "PRECALL", "PUSH_NULL", "RESUME", "RETURN_CONST",
+    "RETURN_VALUE", "SWAP", "TO_BOOL", "UNARY_NEGATIVE", "UNARY_NOT",
+})  # fmt: skip
+_HANDLING = frozenset({
+    "CHECK_EXC_MATCH", "DELETE_FAST", "JUMP_IF_NOT_EXC_MATCH", "POP_EXCEPT", "PUSH_EXC_INFO", "RAISE_VARARGS",
+    "RERAISE",
+})  # fmt: skip
+_ROOTS = {"LOAD_GLOBAL": "global", "LOAD_NAME": "global", "LOAD_FAST": "local", "LOAD_FAST_CHECK": "local",
+          "LOAD_DEREF": "cell", "LOAD_CLASSDEREF": "cell"}  # fmt: skip
+_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
+_LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+def _single(instructions: Iterable[dis.Instruction]) -> Iterator[tuple[str, Any]]:
+    """Yields the name and argument of each instruction, splitting 3.13's combined ones in two."""
+    for instruction in instructions:
+        parts = instruction.opname.split("_FAST")
+        if len(parts) == 3 and isinstance(instruction.argval, tuple):
+            for part, value in zip(parts, instruction.argval, strict=False):
+                yield part.strip("_") + "_FAST", value
+        else:
+            yield instruction.opname, instruction.argval
+
+
+def scan(
+    cleanup: Cleanup, instructions: Iterable[dis.Instruction], arguments: tuple[str, ...] = (), handling: bool = False
+) -> None:
+    """Adds the effects of these instructions to `cleanup`; `handling` says that they are part of a handler."""
+    path: list[str] | None = None  # attributes of the load in progress
+    root = "", ""
+    copied: list[tuple[str, str]] = []  # objects with an attribute that is read and then written
+    made: set[str] = set()  # local variables that hold a result computed here
+    for name, value in _single(instructions):
+        if name in _ATTRIBUTES and path is not None:
+            path.append(str(value))
+            continue
+        if name == "COPY" and path == []:
+            copied.append(root)
+            continue
+        if name == "STORE_ATTR":
+            if path is None and copied:
+                root, path = copied.pop(), []
+            if path == []:
+                cleanup.stores.append((*root, str(value)))
+            cleanup.harmless &= path == []
+            path = None
+            continue
+        if path is not None:
+            cleanup.note(*root, tuple(path))
+            path = None
+        if name in _ROOTS:
+            if value in arguments:
+                cleanup.reads_arguments = True
+            elif value not in made:
+                root, path = (_ROOTS[name], str(value)), []
+        elif name in ("STORE_FAST", "DELETE_FAST"):
+            made.add(str(value))
+        elif name in ("BINARY_SUBSCR", "STORE_SUBSCR"):
+            cleanup.attributes.add(ITEMS)
+        elif name == "KW_NAMES" or (name == "LOAD_CONST" and isinstance(value, tuple)):
+            cleanup.harmless &= "exc_info" not in str(value)
+        elif name not in _PLAIN_STEPS and not name.startswith("POP_JUMP") and not (handling and name in _HANDLING):
+            cleanup.harmless = False
+    if path is not None:
+        cleanup.harmless = False
+
+
+# Whatever is loaded must be plain: it cannot issue an operation, or look at an error.
+
+_SCALARS = frozenset({int, float, str, bool, bytes, type(None)})
+_GROWING = {list: ("append", "clear"), collections.deque: ("append", "appendleft", "clear"), set: ("add", "clear"),
+            logging.Logger: ("debug", "info", "warning", "error", "critical", "log")}  # fmt: skip
+_FUNCTIONS = {print, len, round, abs, repr, *(f for m in (time, math) for f in vars(m).values() if callable(f))}
+_CLASSES = {int, float, str, bool}
+ITEMS = "[]"  # stands for the items of any container, where the names are that code reads or writes
+_LISTED = 100  # items of a container that are looked at
+_FAILURES: list[type] = []
+_UNFORESEEN: list[type] = []
+
+
+def add_failures(failures: tuple[type, ...], unforeseen: tuple[type, ...]) -> None:
+    """Declares the classes of errors that operations fail with, and those of them that any operation may fail with."""
+    _FAILURES.extend(failures)
+    _UNFORESEEN.extend(unforeseen)
+
+
+def is_of_others(caught: Any) -> bool:
+    """Returns whether this is a class of errors, or a tuple of such, that none is of with which an operation fails.
+
+    What any operation may fail with, running out of memory, is not foreseen anywhere, and counts for none.
+    """
+    if type(caught) is tuple:
+        return all(map(is_of_others, caught))
+    if not issubclass(type(caught), type) or not issubclass(caught, BaseException):
+        return False
+    return caught in _UNFORESEEN or not any(issubclass(caught, f) or issubclass(f, caught) for f in _FAILURES)
+
+
+def _calls_fit(function: FunctionType, manager: Any, depth: int) -> bool:
+    """Returns whether everything a function loads is plain at present, following calls up to `MAX_CALLS` deep."""
+    cleanup = cleanup_of(function.__code__)
+    if cleanup is None or not cleanup.harmless or depth > MAX_CALLS:
+        return False
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
+    first = function.__code__.co_varnames[:1]
+
+    def look_up(kind: str, name: str) -> Any:
+        if kind == "cell":
+            return cells[name].cell_contents
+        if kind == "local":
+            if (name,) != first or manager is None:
+                raise LookupError
+            return manager
+        return global_of(function.__globals__, name)
+
+    return are_plain(cleanup, look_up, depth)
+
+
+def global_of(namespace: dict[str, Any], name: str) -> Any:
+    """Returns a global variable or builtin."""
+    return namespace[name] if name in namespace else getattr(builtins, name)
+
+
+def are_plain(cleanup: Cleanup, look_up: Callable[[str, str], Any], depth: int = 0) -> bool:
+    """Returns whether everything loaded is plain; `look_up(kind, name)` resolves the root of a chain."""
+    try:
+        if not all(_only_writes(look_up(kind, name), attribute) for kind, name, attribute in cleanup.stores):
+            return False
+        for kind, name, path in cleanup.chains:
+            try:
+                if not _is_plain(look_up(kind, name), path, depth):
+                    return False
+            except KeyError:  # not set yet: the cleanup writes it before it reads it
+                if len(path) != 1 or (kind, name, *path) not in cleanup.stores:
+                    return False
+        for kind, name, path in cleanup.others:
+            caught = look_up(kind, name)
+            for attribute in path:
+                caught = getattr(caught, attribute) if issubclass(type(caught), ModuleType) else None
+            if not is_of_others(caught):
+                return False
+    except (LookupError, AttributeError, ValueError):
+        return False
+    return True
+
+
+def _only_writes(value: Any, attribute: str) -> bool:
+    """Returns whether writing an attribute runs no code."""
+    kind: Any = type(value)
+    known = (vars(c)[attribute] for c in kind.__mro__ if attribute in vars(c))
+    return kind.__setattr__ is object.__setattr__ and not any(hasattr(type(v), "__set__") for v in known)
+
+
+def _is_plain(value: Any, path: tuple[str, ...], depth: int) -> bool:
+    for n, name in enumerate(path):
+        last = n == len(path) - 1
+        kind: Any = type(value)
+        if kind in _GROWING:
+            return last and (name in _GROWING[kind] or (kind is list and name == "pop" and _has_scalars(value)))
+        if kind in _SCALARS:
+            return last and kind is str
+        if issubclass(kind, ModuleType):
+            value = getattr(value, name)
+            continue
+        if kind.__getattribute__ is not object.__getattribute__:
+            return False
+        found: Any = next((vars(c)[name] for c in kind.__mro__ if name in vars(c)), None)
+        held = getattr(value, "__dict__", {})
+        if hasattr(type(found), "__set__"):  # a property, or a slot
+            if type(found).__name__ != "member_descriptor":
+                return False
+            value = found.__get__(value, kind)
+        elif name in held:
+            value = held[name]
+        elif type(found) is FunctionType and last:
+            return _calls_fit(found, value, depth + 1)
+        else:
+            value = found if found is not None else held[name]
+    if type(value) is FunctionType:
+        return _calls_fit(value, None, depth + 1)
+    if issubclass(type(value), type):
+        return value in _CLASSES or issubclass(value, BaseException)
+    if type(value) is BuiltinFunctionType:
+        return value in _FUNCTIONS
+    return type(value) in _SCALARS or _has_scalars(value)
+
+
+def _has_scalars(value: Any) -> bool:
+    """Returns whether this is a container of Python's that has only scalars in it, and not too many."""
+    if type(value) not in (list, tuple, dict, collections.Counter) or len(value) > _LISTED:
+        return False
+    if isinstance(value, dict):
+        return all(type(k) in _SCALARS and type(v) in _SCALARS for k, v in value.items())
+    return all(type(v) in _SCALARS for v in value)
+
+
+def _try_out() -> bool:
+    """Returns whether the value stack is at the expected position; dereferences no object found there."""
+    def left(*_: Any) -> None: ...
+
+    class Leaves:
+        def __get__(self, *_: Any) -> Any:
+            return left
+
+    class Manager:
+        __exit__ = Leaves()
+
+        def __enter__(self) -> None: ...
+
+    cell = 0
+
+    def inside(place: int) -> bool:
+        with Manager():
+            for _ in (cell,):
+                with Manager():
+                    frame = sys._getframe()
+                    first = variables_of(frame.f_code)
+                    return [_address(frame, first + n) == id(left) for n in range(3)] == [True, False, True]
+        return False
+
+    return sys.implementation.name == "cpython" and (3, 11) <= sys.version_info[:2] <= (3, 13) and inside(0)
+
+
+readable = _try_out()
