@@ -153,8 +153,9 @@ class CallSites:
 
     def _tell(self, function: Any, reason: str) -> None:
         told = self._known.reported
-        if (function, reason) not in told and len(told) < 1000:  # finding the place takes time
-            told.add((function, reason))
+        what = getattr(function, "__code__", function), reason  # a function that is made anew on every call, too
+        if what not in told and len(told) < 1000:  # finding the place takes time
+            told.add(what)
             self.run.ledger.cause(Kind.LIBRARY, f"{function.__qualname__}: {reason}", place_of())
 
     def _run_plainly(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

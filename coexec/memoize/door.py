@@ -25,17 +25,29 @@ Function = types.FunctionType
 
 
 class Helper:
-    """A function that is called through the door; `run` is its twin, or itself."""
+    """A function that is called through the door, which does not keep it alive."""
 
-    __slots__ = ("__weakref__", "_code", "_defaults", "_named", "_of", "active", "misses", "run", "wrapper")
+    __slots__ = ("__weakref__", "_code", "_defaults", "_named", "_of", "_twin", "_wrapper", "active", "misses")
 
-    def __init__(self, function: Function, run: Function) -> None:
+    def __init__(self, function: Function, twin: Function | None) -> None:
         self._of = weakref.ref(function)
         self._code, self._defaults, self._named = function.__code__, function.__defaults__, function.__kwdefaults__
-        self.run = run
+        self._twin = twin
+        self._wrapper = None if twin is None else _wrapper(self, twin)
         self.active = 0  # how many calls of it are under way: inside of one, others run as they are
         self.misses = 0  # calls since one was skipped
-        self.wrapper = _wrapper(self)
+
+    def run(self, function: Function) -> Function:
+        """Returns its twin, or the function itself where it has none."""
+        return self._twin or function
+
+    def wrapper(self, function: Function) -> Any:
+        """Returns what calls it as one call; without a twin it is made anew, since it holds the function."""
+        return self._wrapper or _wrapper(self, function)
+
+    def runs(self, function: Function) -> bool:
+        """Returns whether `function` is what the door runs."""
+        return function is (self._twin or self._of())
 
     def is_of(self, function: Function) -> bool:
         """Returns whether this is the function, and it is still what it was."""
@@ -53,7 +65,7 @@ class Helper:
 
 _helpers: dict[int, Helper | None] = {}  # by function; None: it has no business here
 _kept: dict[int, Any] = {}  # by function: what removes its entry as it ends
-# By the ids of what they run, which each helper holds.
+# By the ids of what they run.
 _by_run: weakref.WeakValueDictionary[int, Helper] = weakref.WeakValueDictionary()
 
 
@@ -64,25 +76,25 @@ def door(callee: Any) -> Any:
         return callee
     if kind is Function:
         helper = _helper(callee)
-        return callee if helper is None else _way(helper)
+        return callee if helper is None else _way(helper, callee)
     if kind is types.MethodType:
         function = callee.__func__
         if type(function) is not Function or (helper := _helper(function)) is None:
             return callee
-        return types.MethodType(_way(helper), callee.__self__)
+        return types.MethodType(_way(helper, function), callee.__self__)
     if isinstance(callee, type):
         return callee
     function = next((vars(base)["__call__"] for base in kind.__mro__ if "__call__" in vars(base)), None)
     if type(function) is not Function or (helper := _helper(function)) is None:
         return callee
-    return types.MethodType(_way(helper), callee)
+    return types.MethodType(_way(helper, function), callee)
 
 
-def _way(helper: Helper) -> Any:
+def _way(helper: Helper, function: Function) -> Any:
     handler = current_handler()
     if handler is None or not handler.open or helper.active or helper.misses > tuning.helper_misses:
-        return helper.run
-    return helper.wrapper
+        return helper.run(function)
+    return helper.wrapper(function)
 
 
 def _helper(function: Function) -> Helper | None:
@@ -106,16 +118,15 @@ def _make(function: Function) -> Helper | None:
         return None
     if not is_programs(code, function.__globals__) or looks_at_frames(code):
         return None
-    run = twin_of(function, door) or function
-    helper = Helper(function, run)
-    _by_run[id(run)] = helper
+    helper = Helper(function, twin_of(function, door))
+    _by_run[id(helper.run(function))] = helper
     return helper
 
 
 def helper_of(run: Any) -> Helper | None:
     """Returns the helper whose twin this is."""
     helper = _by_run.get(id(run))
-    return helper if helper is not None and helper.run is run else None
+    return helper if helper is not None and helper.runs(run) else None
 
 
 def original_of(function: Any) -> Any:
@@ -136,9 +147,7 @@ def with_doors(function: Any) -> Any:
     return twin_of(function, door) or function
 
 
-def _wrapper(helper: Helper) -> Any:
-    run = helper.run
-
+def _wrapper(helper: Helper, run: Function) -> Any:
     @passes
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         handler = None

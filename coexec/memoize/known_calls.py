@@ -13,7 +13,7 @@ class KnownCalls:
     def __init__(self) -> None:
         self.variants = ShapeVariants()
         self.calls = 0  # of the function, that were followed
-        self.reported: set[tuple[Any, str]] = set()  # function and reason: finding the place takes time
+        self.reported: set[tuple[Any, str]] = set()  # code and reason: finding the place takes time
 
     def clear(self) -> None:
         """Forgets the calls; what was reported is not reported again."""

@@ -5,6 +5,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import gc
 import itertools
 import os
 import random
@@ -637,3 +638,25 @@ def test_an_old_dict_that_takes_its_first_tensor():
         return helper(x) * 2.0
 
     assert_noticed(step, lambda: table.update(factor=5.0), X)
+
+
+def test_helpers_made_on_every_call_are_let_go():
+    """A function that a call defines, calls and drops is freed by then, or with what is known of the program."""
+    w, made = tf.Variable(tf.ones([2, 2])), []
+
+    def build(scale):
+        def helper(x):
+            return tf.nn.relu(tf.matmul(x, w)) * scale
+
+        made.append(weakref.ref(helper))
+        return helper
+
+    def step(x):
+        return tf.reduce_sum(build(2.0)(x))
+
+    function = as_regions(step)
+    for _ in range(CALLS):
+        assert_same(function(X), step(X))
+    function.clear()
+    gc.collect()
+    assert [each() for each in made] == [None] * len(made)
