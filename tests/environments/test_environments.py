@@ -5,7 +5,6 @@ A sample is run; COEXEC_ENVIRONMENTS=all runs all.
 
 import os
 import re
-import signal
 import subprocess
 import sys
 
@@ -20,9 +19,6 @@ pytestmark = pytest.mark.slow
 TIMEOUT = 280
 # What TensorFlow's C++ says while it is imported, whatever its level of messages.
 STARTS = re.compile(r"^WARNING: All log messages before absl::InitializeLog.*\n|^I0000 .*\n", re.MULTILINE)
-# How a process may end while daemon threads are in TensorFlow: CPython unwinds a thread that asks for the lock of an
-# interpreter that is gone, and C++ that may not be unwound aborts. With the Keras program followed by nobody: 4 of 16.
-UNWOUND = re.compile(r"^terminate called .*\n|^FATAL: exception not rethrown\n", re.MULTILINE)
 
 # By name: environments that follow each other in one process, flags of the interpreter, variables of the environment.
 PROCESSES = {
@@ -40,9 +36,10 @@ PROCESSES = {
 PROCESSES |= {name: ([name], [], {}) for name in ENVIRONMENTS if not any(name in p[0] for p in PROCESSES.values())}
 
 # What is run by default: all that share a process, and one of each kind of the others; not `signals`, under which
-# TensorFlow's own kernels crash now and then.
+# TensorFlow's own kernels crash now and then, and not `daemon_threads_at_exit`, where eager TensorFlow aborts (4 of 16
+# exits: CPython unwinds threads that ask for the lock of an interpreter that is gone, through C++ that may not be).
 SAMPLE = ["watched", "hurried", "shared", "notebook", "-OO", "spawned", "forked_after_start", "atexit_trains",
-          "daemon_threads_at_exit", "exits_in_a_step"]  # fmt: skip
+          "threads_behind_main", "exits_in_a_step"]  # fmt: skip
 CHOSEN = list(PROCESSES) if os.environ.get("COEXEC_ENVIRONMENTS") == "all" else SAMPLE
 
 
@@ -66,8 +63,6 @@ def test_a_process(name):
     code, said, complained = run(
         ["-m", "tests.environments", ",".join(environments), ",".join(PROGRAMS)], flags, variables
     )
-    if name == "daemon_threads_at_exit" and code == -signal.SIGABRT:
-        code, complained = 0, UNWOUND.sub("", complained)
     assert (code, said, complained) == (0, "done\n", "")
 
 

@@ -5,6 +5,9 @@ import ast
 from examples.variants.rewrites import rewrite
 from examples.variants.source import NotApplicable, Source, filled, parsed, substitute
 
+INIT = "    def __init__(self, NAMES):\n        SETS\n"
+MADE = "trainer = Trainer(NAMES)\nSTEP = trainer.train"
+
 
 def _is_plain(source: Source) -> None:
     if source.anchor is not source.step or source.step.args.kwonlyargs:
@@ -37,6 +40,28 @@ def _owned(source: Source) -> list[str]:
     return names
 
 
+def _as_owner(source: Source, head: str, behind: str = MADE, method: str = "train") -> None:
+    """Puts the step into a class whose objects have as attributes what the step shares with the factory.
+
+    In the class, `head`, and in what comes behind it, names in capitals stand for what depends on these attributes.
+    """
+    _is_plain(source)
+    step, names = source.step.name, _owned(source)
+    parts = {
+        "NAMES": ", ".join(names),
+        "TUPLE": repr(tuple(names)),
+        "FIELDS": "\n    ".join(f"{n}: typing.Any" for n in names),
+        "SETS": "\n        ".join(f"self.{n} = {n}" for n in names),
+        "HIDDEN": "\n        ".join(f"self._{n} = {n}" for n in names),
+        "GETS": "".join(f"    @property\n    def {n}(self):\n        return self._{n}\n" for n in names),
+        "STEP": step,
+    }
+    for part, text in parts.items():
+        head, behind = head.replace(part, text), behind.replace(part, text)
+    _as_method(source, head, method)
+    source.after_step(behind)
+
+
 @rewrite("a method of a class around it")
 def method(source: Source) -> None:
     name = source.step.name
@@ -46,84 +71,41 @@ def method(source: Source) -> None:
 
 @rewrite("a method, all else attributes")
 def method_with_attributes(source: Source) -> None:
-    _is_plain(source)
-    name, names = source.step.name, _owned(source)
-    sets = "\n        ".join(f"self.{n} = {n}" for n in names)
-    _as_method(source, f"class Trainer:\n    def __init__(self, {', '.join(names)}):\n        {sets}\n    BODY")
-    source.after_step(f"trainer = Trainer({', '.join(names)})\n{name} = trainer.train")
+    _as_owner(source, f"class Trainer:\n{INIT}    BODY")
 
 
 @rewrite("a method decorated when the object is made")
 def bound_method(source: Source) -> None:
-    _is_plain(source)
-    name, names = source.step.name, _owned(source)
     source.step.decorator_list = []
-    sets = "\n        ".join(f"self.{n} = {n}" for n in names)
-    _as_method(
-        source,
-        f"class Trainer:\n    def __init__(self, {', '.join(names)}):\n        {sets}\n"
-        "        self.train = function(self.train_on)\n    BODY",
-        "train_on",
-    )
-    source.after_step(f"trainer = Trainer({', '.join(names)})\n{name} = trainer.train")
+    decorated = "        self.train = function(self.train_on)\n"
+    _as_owner(source, f"class Trainer:\n{INIT}{decorated}    BODY", method="train_on")
 
 
 @rewrite("a dataclass's method")
 def dataclass(source: Source) -> None:
-    _is_plain(source)
     source.import_("dataclasses", "typing")
-    name, names = source.step.name, _owned(source)
-    fields = "\n    ".join(f"{n}: typing.Any" for n in names)
-    _as_method(source, f"@dataclasses.dataclass\nclass Trainer:\n    {fields}\n    BODY")
-    source.after_step(f"trainer = Trainer({', '.join(names)})\n{name} = trainer.train")
+    _as_owner(source, "@dataclasses.dataclass\nclass Trainer:\n    FIELDS\n    BODY")
 
 
 @rewrite("a method of a class with slots")
 def slots(source: Source) -> None:
-    _is_plain(source)
-    name, names = source.step.name, _owned(source)
-    sets = "\n        ".join(f"self.{n} = {n}" for n in names)
-    _as_method(
-        source,
-        f"class Trainer:\n    __slots__ = {tuple(names)!r}\n"
-        f"    def __init__(self, {', '.join(names)}):\n        {sets}\n    BODY",
-    )
-    source.after_step(f"trainer = Trainer({', '.join(names)})\n{name} = trainer.train")
+    _as_owner(source, f"class Trainer:\n    __slots__ = TUPLE\n{INIT}    BODY")
 
 
 @rewrite("a method of a base class")
 def base_class(source: Source) -> None:
-    _is_plain(source)
-    name, names = source.step.name, _owned(source)
-    sets = "\n        ".join(f"self.{n} = {n}" for n in names)
-    _as_method(source, "class Base:\n    BODY")
-    source.after_step(
-        f"class Trainer(Base):\n    def __init__(self, {', '.join(names)}):\n        {sets}\n"
-        f"trainer = Trainer({', '.join(names)})\n{name} = trainer.train"
-    )
+    _as_owner(source, "class Base:\n    BODY", f"class Trainer(Base):\n{INIT}{MADE}")
 
 
 @rewrite("a method of a tf.Module")
 def module(source: Source) -> None:
-    _is_plain(source)
-    name, names = source.step.name, _owned(source)
-    sets = "\n        ".join(f"self.{n} = {n}" for n in names)
-    _as_method(
-        source,
-        f"class Trainer(tf.Module):\n    def __init__(self, {', '.join(names)}):\n"
-        f"        super().__init__()\n        {sets}\n    BODY",
-    )
-    source.after_step(f"trainer = Trainer({', '.join(names)})\n{name} = trainer.train")
+    init = INIT.replace("SETS", "super().__init__()\n        SETS")
+    _as_owner(source, f"class Trainer(tf.Module):\n{init}    BODY")
 
 
 @rewrite("attributes that are properties")
 def properties(source: Source) -> None:
-    _is_plain(source)
-    name, names = source.step.name, _owned(source)
-    sets = "\n        ".join(f"self._{n} = {n}" for n in names)
-    gets = "".join(f"    @property\n    def {n}(self):\n        return self._{n}\n" for n in names)
-    _as_method(source, f"class Trainer:\n    def __init__(self, {', '.join(names)}):\n        {sets}\n{gets}    BODY")
-    source.after_step(f"trainer = Trainer({', '.join(names)})\n{name} = trainer.train")
+    _as_owner(source, f"class Trainer:\n{INIT.replace('SETS', 'HIDDEN')}GETS    BODY")
 
 
 @rewrite("a static method")
@@ -139,16 +121,8 @@ def static(source: Source) -> None:
 
 @rewrite("a callable object")
 def callable_object(source: Source) -> None:
-    _is_plain(source)
-    name, names = source.step.name, _owned(source)
     source.step.decorator_list = []
-    sets = "\n        ".join(f"self.{n} = {n}" for n in names)
-    _as_method(
-        source,
-        f"class Trainer:\n    def __init__(self, {', '.join(names)}):\n        {sets}\n    BODY",
-        "__call__",
-    )
-    source.after_step(f"{name} = function(Trainer({', '.join(names)}))")
+    _as_owner(source, f"class Trainer:\n{INIT}    BODY", "STEP = function(Trainer(NAMES))", "__call__")
 
 
 @rewrite("a lambda around it")

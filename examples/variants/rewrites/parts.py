@@ -257,57 +257,46 @@ def weights(source: Source) -> None:
     _model(source, FUNCTION, "Weights", dense=True)
 
 
+def _made_otherwise(source: Source, callee: str, text: str, new: str) -> None:
+    """Calls a class or function of the program's own, defined by `text`, in place of Keras'."""
+    calls = [n for n in ast.walk(source.factory) if isinstance(n, ast.Call)]
+    found = [n for n in calls if ast.unparse(n.func) == callee]
+    if not found:
+        raise NotApplicable(f"no {callee}")
+    source.define(text)
+    for call in found:
+        call.func = ast.Name(new, ast.Load())
+
+
 @rewrite("an optimizer of one's own")
 def optimizer(source: Source) -> None:
-    found = [
-        n for n in ast.walk(source.factory)
-        if isinstance(n, ast.Call) and ast.unparse(n.func) == "keras.optimizers.Adam"
-    ]  # fmt: skip
-    if not found:
-        raise NotApplicable("no Adam")
-    source.define(ADAM)
-    for call in found:
-        call.func = ast.Name("Adam", ast.Load())
+    _made_otherwise(source, "keras.optimizers.Adam", ADAM, "Adam")
 
 
 @rewrite("an optimizer derived from Keras'")
 def derived(source: Source) -> None:
-    found = [
-        n for n in ast.walk(source.factory)
-        if isinstance(n, ast.Call) and ast.unparse(n.func) == "keras.optimizers.Adam"
-    ]  # fmt: skip
-    if not found:
-        raise NotApplicable("no Adam")
-    source.define("class Mine(keras.optimizers.Adam):\n    pass")
-    for call in found:
-        call.func = ast.Name("Mine", ast.Load())
+    _made_otherwise(source, "keras.optimizers.Adam", "class Mine(keras.optimizers.Adam):\n    pass", "Mine")
 
 
 @rewrite("a loss class of one's own")
 def loss(source: Source) -> None:
-    name = "keras.losses.SparseCategoricalCrossentropy"
-    found = [n for n in ast.walk(source.factory) if isinstance(n, ast.Call) and ast.unparse(n.func) == name]
-    if not found:
-        raise NotApplicable("no cross entropy")
-    source.define(
+    _made_otherwise(
+        source,
+        "keras.losses.SparseCategoricalCrossentropy",
         "class Entropy(keras.losses.Loss):\n    def __init__(self, from_logits):\n        super().__init__()\n"
         "    def call(self, y_true, y_pred):\n"
-        "        return keras.ops.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)"
+        "        return keras.ops.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)",
+        "Entropy",
     )
-    for call in found:
-        call.func = ast.Name("Entropy", ast.Load())
 
 
 @rewrite("a loss function of one's own")
 def loss_function(source: Source) -> None:
-    name = "keras.losses.SparseCategoricalCrossentropy"
-    found = [n for n in ast.walk(source.factory) if isinstance(n, ast.Call) and ast.unparse(n.func) == name]
-    if not found:
-        raise NotApplicable("no cross entropy")
-    source.define(
+    _made_otherwise(
+        source,
+        "keras.losses.SparseCategoricalCrossentropy",
         "def entropy(from_logits):\n    def compute(y_true, y_pred):\n"
         "        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y_true, logits=y_pred)\n"
-        "        return tf.reduce_mean(losses)\n    return compute"
+        "        return tf.reduce_mean(losses)\n    return compute",
+        "entropy",
     )
-    for call in found:
-        call.func = ast.Name("entropy", ast.Load())
