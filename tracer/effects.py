@@ -26,7 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 from tracer import hooks
-from tracer.faults import absorbs
+from tracer.faults import absorbs, passes
 from tracer.location import is_user
 from tracer.op import array_in, same
 from tracer.private import EagerTensor, ops
@@ -425,6 +425,7 @@ def _hook(kind: type) -> None:
         return
     original: Any = kind.__setattr__
 
+    @passes
     def __setattr__(self: Any, name: str, value: Any) -> None:
         if id(self) not in _watched or (name in _NOTES and isinstance(self, keras.Model)):
             original(self, name, value)

@@ -371,6 +371,7 @@ def as_constant(value: Any, spec: Spec) -> Const:
 def _notifying_before(function: Any, event: str) -> Any:
     """Returns `function`, which acts on a tape or accumulator, wrapped to call the tapes' `event` first."""
 
+    @passes
     def hook(*args: Any) -> Any:
         try:
             handler = _thread.handler
@@ -394,6 +395,7 @@ def _notifying_before(function: Any, event: str) -> Any:
     return hook
 
 
+@passes
 def _record_gradient_hook(op: str, inputs: Any, attrs: Any, outputs: Any, scope: Any) -> None:
     """TensorFlow's slow path records each operation itself; lets the handler's tapes take the record instead."""
     handler = _thread.handler
@@ -410,6 +412,7 @@ def _record_gradient_hook(op: str, inputs: Any, attrs: Any, outputs: Any, scope:
 def _notifying_after(function: Any, event: str) -> Any:
     """Returns `function`, which makes a tape or accumulator, wrapped to pass it to the tapes' `event`."""
 
+    @passes
     def hook(*args: Any) -> Any:
         tape = function(*args)
         handler = _thread.handler
@@ -431,12 +434,14 @@ def _notifying_after(function: Any, event: str) -> Any:
 
 
 def _unwrapping(function: Any) -> Any:
+    @passes
     def hook(*args: Any) -> Any:
         return function(*[unwrap(a) for a in args])
 
     return hook
 
 
+@passes
 def _shape_slice(tensors: Any, dimension: int) -> Any:
     """Returns one dimension of each tensor's shape as an integer tensor, for gradients of concatenations."""
     handler = _thread.handler
@@ -481,6 +486,7 @@ _HOOKS += [
 ]
 
 
+@passes
 def _put_hook(self: Any, key: Any, value: Any) -> None:
     """Keeps lazy tensors out of the cache of gradient functions, where they would keep the hooks installed for good."""
     if type(value) is not LazyTensor:

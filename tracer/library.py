@@ -183,6 +183,7 @@ _pure: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
 
 def _telling(original: Any) -> Any:
     @functools.wraps(original)
+    @passes
     def write(self: Any, *args: Any, **kwargs: Any) -> Any:
         written(self, original.__name__)
         return original(self, *args, **kwargs)

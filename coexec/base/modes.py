@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracer import intercept
+from tracer.faults import passes
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,7 @@ def opaque(function: Callable[..., Any]) -> Any:
         raise TypeError(f"opaque decorates a callable, not {function!r}")
 
     @functools.wraps(function)
+    @passes
     def run(*args: Any, **kwargs: Any) -> Any:
         handler = intercept.current_handler()
         if handler is None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tracer.faults import passes
+
 
 def with_signature(function: Callable[..., Any], signature: Any) -> Callable[..., Any]:
     """Returns `function` with its arguments converted to the tensors that `signature` names; None changes nothing.
@@ -30,6 +32,7 @@ def with_signature(function: Callable[..., Any], signature: Any) -> Callable[...
     variadic = [n for n in names if parameters.parameters[n].kind is inspect.Parameter.VAR_POSITIONAL]
 
     @functools.wraps(function)
+    @passes
     def converted(*args: Any, **kwargs: Any) -> Any:
         bound = parameters.bind(*args, **kwargs)
         given = [n for n in names if n in bound.arguments and n not in variadic]

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tracer.faults import passes
+
 
 def dynamic(axis: int, buckets: Sequence[int], names: Sequence[str] | None = None) -> Callable[[Any], Any]:
     """Has arguments of ever other sizes padded with zeros to few sizes, so that few programs are compiled.
@@ -63,6 +65,7 @@ class Dynamic:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
+    @passes
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if self._names is None:
             size, (args, kwargs), padded = self._pad((args, kwargs))
