@@ -409,6 +409,26 @@ def _record_gradient_hook(op: str, inputs: Any, attrs: Any, outputs: Any, scope:
     record_gradient(op, inputs, attrs, outputs, scope)
 
 
+def _offering(function: Any, event: str) -> Any:
+    """Returns `function`, which puts an operation with a backward function on tapes, wrapped to offer it to the tapes.
+
+    They take it by their `event`, and put it on the tapes later, or refuse.
+    """
+
+    def hook(*args: Any) -> Any:
+        handler = _thread.handler
+        if handler is not None and handler.tapes is not None:
+            try:
+                if getattr(handler.tapes, event)(function, *args):
+                    return None
+            except Exception as error:
+                if not handler.fault(error):
+                    raise
+        return function(*args)
+
+    return hook
+
+
 def _notifying_after(function: Any, event: str) -> Any:
     """Returns `function`, which makes a tape or accumulator, wrapped to pass it to the tapes' `event`."""
 
@@ -477,8 +497,8 @@ _HOOKS += [
         ("TFE_Py_TapeWatchVariable", _notifying_before, "watched"),
         ("TFE_Py_TapeVariableAccessed", _notifying_before, "accessed"),
         ("TFE_Py_TapeGradient", _notifying_before, "asked"),
-        ("TFE_Py_TapeSetRecordOperation", _notifying_before, "bypassed"),
-        ("TFE_Py_TapeSetRecordOperationBackprop", _notifying_before, "bypassed"),
+        ("TFE_Py_TapeSetRecordOperation", _offering, "takes_function"),
+        ("TFE_Py_TapeSetRecordOperationBackprop", _offering, "takes_function"),
         ("TFE_Py_TapeSetRecordOperationForwardprop", _notifying_before, "bypassed"),
         ("TFE_Py_TapeSetShouldRecordBackprop", _notifying_before, "asked"),
         ("TFE_Py_TapeSetPossibleGradientTypes", _notifying_before, "asked"),

@@ -259,10 +259,13 @@ class CallState:
         self.move(Event.OBSERVED)
         return self.tapes.observed()
 
-    def skip(self, start: Step, end: Step, feeds: list[Any], handles: set[int], drawn: list[Pair] | None) -> list[Any]:
+    def skip(
+        self, start: Step, end: Step, feeds: list[Any], handles: set[int], drawn: list[Pair] | None, first: bool = True
+    ) -> list[Any]:
         """Moves over the operations of a library call as if they had been issued; returns the segment's tensors.
 
-        Those of the call are None there: the caller puts in those that it returns.
+        Those of the call are None there: the caller puts in those that it returns. `first`: whether they are the first
+        ones of their call to be skipped.
         """
         cursor, values = self.cursor, self.values
         cursor.externals += feeds
@@ -272,7 +275,7 @@ class CallState:
             cursor.seeds[start.draws :] = drawn
         values += [None] * (end.end - start.end)
         cursor.step = end
-        self.regions += 1
+        self.regions += first
         self.jumped += end.depth - start.depth
         return values
 

@@ -10,12 +10,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from coexec.follow.backward import Backward, FunctionEntry
 from coexec.follow.liveness import referenced
 from coexec.follow.tape_entry import Constant, Entry, NamedEntry, record_on_tapes
 from tracer.graph import CONST, LIST, Step
 from tracer.intercept import flat_outputs, tape_is_empty, variable_accessed
 from tracer.lazy import LazyTensor, Output
-from tracer.private import EagerTensor, pywrap_tfe
+from tracer.private import EagerTensor, context, pywrap_tfe
 
 _RUN_PYTHON = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
 
@@ -44,6 +45,9 @@ class Tapes:
         # An operation that was answered by name: step, inputs, result. TensorFlow's Python records it next.
         self.answered: tuple[Step, tuple[Any, ...], Any] | None = None
         self.touched = False  # whether something has worked on the tapes past the handler
+        self.functions = False  # whether some have backward functions of the program's
+        # Who makes the calls of backward functions in the gradient that is being asked for; None: nobody cares.
+        self.around: Callable[[Backward, tuple[Any, ...]], Any] | None = None
 
     # What happens to tapes.
 
@@ -154,10 +158,31 @@ class Tapes:
             step.tape = step.tape or tuple(attrs)
             self.record(step, op, given, result, [])
             return True
+        if not context.executing_eagerly():
+            return self._of_a_graph()
         if self.can_take(op):
             self.record_alone(NamedEntry(op, inputs, attrs, outputs, self.active))
             return True
         self.bypassed()
+        return False
+
+    def takes_function(self, original: Any, op: str, outputs: Any, inputs: Any, function: Any, *forward: Any) -> bool:
+        """Takes the record of an operation with a backward function of its own; returns whether it waits here.
+
+        `original` is what puts it on the tapes, and `forward` what only accumulators ask for.
+        """
+        if not context.executing_eagerly():
+            return self._of_a_graph()
+        if not self.waiting or tape_is_empty():
+            self.bypassed()
+            return False
+        self.record_alone(FunctionEntry(original, op, outputs, inputs, Backward(function), forward, self.active))
+        self.touched = self.functions = True  # no library call that is being observed can do that later
+        return True
+
+    def _of_a_graph(self) -> bool:
+        """Lets TensorFlow record a symbolic tensor, on which no gradient of this call's depends, behind what waits."""
+        self.asked()
         return False
 
     def record_alone(self, entry: Any) -> None:

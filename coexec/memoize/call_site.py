@@ -23,7 +23,9 @@ from coexec.memoize.door import helper_of
 from coexec.memoize.entry import Region, admit, anchor, fill_form
 from coexec.memoize.known_calls import KnownCalls
 from coexec.memoize.observe import Observation
+from coexec.memoize.passage import Passage
 from coexec.memoize.region_tape_entry import RegionEntry
+from coexec.memoize.stretches import BackwardCalls
 from tracer import seeds
 from tracer.faults import absorbs, call
 from tracer.graph import Step
@@ -62,6 +64,16 @@ class CallSites:
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Makes a library call of the user's."""
+        tapes = self.run.tapes
+        if tapes.functions and function is gradient:
+            tapes.around, before = BackwardCalls(self.run), tapes.around
+            try:
+                return self._make(function, args, kwargs)
+            finally:
+                tapes.around = before
+        return self._make(function, args, kwargs)
+
+    def _make(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             if args and function.__name__ == "apply_gradients":
                 given = args[1] if len(args) > 1 else None
@@ -83,7 +95,12 @@ class CallSites:
             with run.lock:
                 given = self._given(pattern, args, kwargs)
                 if given is not None:
-                    return self._jump(pattern.region, function, args, given)
+                    if pattern.region.calls:
+                        passage = self._begin(pattern.region, args, kwargs, given)
+                    else:
+                        return self._jump(pattern.region, function, args, given)
+            if given is not None:
+                return self._end(passage, args)
         if run.flight is not None:
             run.flush()
         start: Step = run.cursor.step
@@ -123,9 +140,15 @@ class CallSites:
             region.schedule()
         if region.confirmed > 1 and (profiled or not (due or run.options.validating)):
             with run.lock:
-                if self._fits(region, arguments):
+                fits = self._fits(region, arguments)
+                if fits:
                     self._note(region, key, args, kwargs)
-                    return self._jump(region, function, args, arguments)
+                    if region.calls:
+                        passage = self._begin(region, args, kwargs, arguments)
+                    else:
+                        return self._jump(region, function, args, arguments)
+            if fits:
+                return self._end(passage, args)
         if profiled:
             return self._run_plainly(function, args, kwargs)
         if region.reason is not None:
@@ -336,6 +359,28 @@ class CallSites:
                 raise
             run.note_fault(error)
         return self._behind(region, function, args, arguments, values)
+
+    def _begin(
+        self, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: CallArguments | GivenTensors
+    ) -> Passage:
+        """Skips the first part of a gradient that calls backward functions of the program's."""
+        plainly = functools.partial(self._run_plainly, gradient, args, kwargs)
+        passage = Passage(self.run, region, arguments, self._number, plainly)
+        passage.begin()
+        return passage
+
+    def _end(self, passage: Passage, args: tuple[Any, ...]) -> Any:
+        """Calls these functions, not under the lock, and returns the gradient."""
+        tape = args[0]
+        if not tape._persistent and tape._recording:
+            tape._pop_tape()
+        number = self._number
+        result, skipped = passage.go_on()
+        if skipped:
+            _use_up(tape)
+            if not tape._persistent:
+                self.run.tapes.finished(number)
+        return result
 
     def _behind(self, region: Region, function: Any, args: tuple[Any, ...], arguments: Any, values: list[Any]) -> Any:
         """Returns what a call gives that was skipped, and leaves behind what it does beside its operations.

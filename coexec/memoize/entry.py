@@ -69,6 +69,9 @@ class Region(Watcher):
         self.interior: list[int] = []  # tensors that nobody but tapes hold
         self.places: list[int | None] = []  # the slots of the arguments that its segment knew before
         self.closed = False  # whether those are all, and the segment's own: the key says which they are
+        self.stretches: list[Any] = []  # of a gradient that calls backward functions of the program's: see `stretches`
+        self.calls: list[Any] = []
+        self.parts: Any = None  # these, with what follows from them
         self.pattern: Any = None  # the arguments in the key, to be compared one by one
         self.premises: Any = None  # what code of the program's that it runs looks at
         self.reached: list[Any] = []  # the objects of Keras' among that
@@ -111,6 +114,7 @@ class Region(Watcher):
         self.confirmed = 0
         self.start.regions.pop(self.key, None)
         self.feeds, self.pins, self.accessed, self.result, self.premises, self.reads = [], [], [], None, None, None
+        self.stretches, self.calls, self.parts = [], [], None
         for region in list(self.gradients):
             region.end_of_objects()
 

@@ -21,6 +21,7 @@ from coexec.memoize.known_calls import KnownCalls
 from coexec.memoize.region_tape_entry import RegionEntry
 from coexec.memoize.shape_variants import interior_of
 from coexec.memoize.step_range import Outputs, constants_of, slots_of, steps_between
+from coexec.memoize.stretches import BackwardCalls, HeardCalls
 from tracer import intercept, seeds
 from tracer.effects import Effects, watch
 from tracer.errors import Refused
@@ -53,6 +54,7 @@ class Observation:
         self._accessed: list[Any] = []  # the variables that they have heard of
         self._made: list[int] = []  # the numbers of the tensors that came out
         self._elders = known.variants.of(region, arguments.anchors, call_stack()[0])
+        self._heard: HeardCalls | None = None  # of a gradient, where backward functions are on its tape
         self._watched: set[int] | None = None  # the ids of the objects that are looked at, in a region's first run
 
     def call(self, kwargs: dict[str, Any], tell: Callable[[str], None]) -> Any:
@@ -82,10 +84,15 @@ class Observation:
         if not held:  # it may do something else now, and nobody is to wonder
             region.confirmed = 0
         self._context = dict(call_context() or {})
+        around = tapes.around
+        if self._gradient and isinstance(around, BackwardCalls):
+            self._heard = around.heard = HeardCalls(run, effects.averted, self._entries)
         began, result = False, _NONE
         try:
             with seeds.listing() as drawn, handling(Unwatched(run, run, effects.averted)), effects:
                 began = True
+                if self._heard is not None:
+                    self._heard.drawn = drawn
                 result = call(region.function, args, kwargs)
         except BaseException as error:
             run.observed()
@@ -99,6 +106,9 @@ class Observation:
             if not run.fault(error):
                 raise
             return result
+        finally:
+            if isinstance(around, BackwardCalls):
+                around.heard = None
         try:
             self._recorded, self._accessed = run.observed()
             self._conclude(result, effects, drawn, ended, alone, first, proof, held, given)
@@ -131,7 +141,8 @@ class Observation:
                 self._found()
             return
         reason = effects.reason
-        if reason is None and (len(cursor.ended) != ended or (cursor.step is region.start and region.helper is None)):
+        in_one = len(cursor.ended) == ended and (cursor.step is not region.start or region.helper is not None)
+        if reason is None and not in_one and not self._heard:
             reason = "its operations are not followed in one go"
         if alone and tape_is_empty():
             self._recorded, self._accessed = [], []  # the tapes of its own are nobody else's
@@ -145,7 +156,10 @@ class Observation:
                     if any(id(v) in own for v in arguments.tensors):  # which of the two it takes where nobody knows
                         raise CannotMemoize("it holds a tensor that it is given")
                 with run.lock:
-                    self._fill(result, effects.read, drawn)
+                    if self._heard:
+                        self._fill_parts(self._heard, result, effects.read)
+                    else:
+                        self._fill(result, effects.read, drawn)
                     self._record_as_one(first)
             except (CannotMemoize, Refused) as error:
                 reason = str(error)
@@ -222,25 +236,15 @@ class Observation:
         region.first = steps[0] if steps else None
         region.asks = any(step.node.guarded == PASSED and step.risky is not False for step in steps if step.node)
         before = region.confirmed
-        known = list(zip(arguments.tensors, arguments.consts, strict=True))
-        constants = {id(v) for v, const in known if const is not None}
-        constants.update(id(unwrap(v)) for entry in self._entries for v in entry.constants())
-        if not read <= constants:
-            raise CannotMemoize("its Python reads the value of a tensor")
-        # The value of an argument that some operation has taken for a constant, or Python has read, decides what the
-        # operations are. Others are equal to some constant by chance: not each time that the operations are the same.
-        used = {const for step in steps for const in constants_of(step)}
-        taken = [(n, const) for n, (v, const) in enumerate(known) if const in used and id(v) not in read]
-        if before and region.end is end:
-            before_taken = set(region.taken)
-            taken = [each for each in taken if each in before_taken]
-        region.taken = taken
+        known_read = self._fill_values(steps, end, read)
         region.places = [self._slot(v) for v in arguments.tensors]
         used_seeds = seeds.places(cursor.seeds[start.draws : end.draws], drawn)
         if used_seeds is None:
             raise CannotMemoize("it draws random numbers from seeds of its own")
         agreed = region.fill(
-            read=[(n, const) for n, (v, const) in enumerate(known) if id(v) in read],
+            read=known_read,
+            calls=[],
+            stretches=[],
             end=end,
             feeds=feeds,
             pins=sorted(pins.items()),
@@ -257,12 +261,60 @@ class Observation:
             region.confirmed, region.interior = 2, sorted({*interior, *interior_of(twin, region)})
         if region.confirmed > 1:
             self._elders.confirmed(region)
+        self._compare(before, agreed)
+
+    def _compare(self, before: int, agreed: bool) -> None:
+        """Says what it means that a run did, or did not, what the runs `before` did."""
         if before > 1 and not agreed:
             self._found()
         elif before and not agreed:
             self.remark = "two runs of it did not agree"
-            if region.disagreed >= tuning.region_disagreements:
+            if self._region.disagreed >= tuning.region_disagreements:
                 raise CannotMemoize("its runs keep disagreeing")
+
+    def _fill_values(self, steps: list[Step], end: Step, read: set[int]) -> list[tuple[int, Const]]:
+        """Notes which arguments' values decide what the operations are; returns those that Python has read.
+
+        Operations take arguments for constants that are equal to one by chance, too: not each time that they are the
+        same operations.
+        """
+        region, arguments = self._region, self._arguments
+        known = list(zip(arguments.tensors, arguments.consts, strict=True))
+        constants = {id(v) for v, const in known if const is not None}
+        constants.update(id(unwrap(v)) for entry in self._entries for v in entry.constants())
+        if not read <= constants:
+            raise CannotMemoize("its Python reads the value of a tensor")
+        used = {const for step in steps for const in constants_of(step)}
+        taken = [(n, c) for n, (v, c) in enumerate(known) if c is not None and c in used and id(v) not in read]
+        if region.confirmed and region.end is end:
+            before_taken = set(region.taken)
+            taken = [each for each in taken if each in before_taken]
+        region.taken = taken
+        return [(n, const) for n, (v, const) in enumerate(known) if id(v) in read and const is not None]
+
+    def _fill_parts(self, heard: HeardCalls, result: Any, read: set[int]) -> None:
+        """Writes down what a gradient did around the backward functions that it has called."""
+        region = self._region
+        parts = heard.parts(result, self._arguments, self._sources)
+        steps = [step for some in parts.steps for step in some]
+        first, before = parts.stretches[0], region.confirmed
+        known_read = self._fill_values(steps, first.end, read)
+        region.handles, region.outputs = parts.handles[0], parts.outputs[0]
+        region.first = parts.steps[0][0] if parts.steps[0] else None
+        region.asks = any(step.node.guarded == PASSED and step.risky is not False for step in steps if step.node)
+        region.pins, region.seeds, region.recorded, region.accessed = [], (0, []), [], []
+        agreed = region.fill(
+            read=known_read,
+            calls=parts.calls,
+            stretches=parts.stretches,
+            end=first.end,
+            feeds=[],
+            context=self._noted_for_others(),
+            notes={},
+            result=parts.result,
+        )
+        region.parts = parts
+        self._compare(before, agreed)
 
     def _noted_for_others(self) -> dict[str, Any]:
         """Returns what the call has changed in Keras' call context, which layers behind it look at."""

@@ -82,7 +82,7 @@ class KnownVariants:
 def _agree(one: Region, other: Region) -> bool:
     """Whether two regions do the same, up to the sizes of tensors and the numbers that follow from them."""
     mine, its = steps_between(one.start, one.end), steps_between(other.start, other.end)
-    if mine is None or its is None or len(mine) != len(its) or one.read or other.read:
+    if mine is None or its is None or len(mine) != len(its) or one.read or other.read or one.calls or other.calls:
         return False
     wiring, other_wiring = _Wiring(one), _Wiring(other)
     if not all(_alike(a, wiring, b, other_wiring) for a, b in zip(mine, its, strict=True)):

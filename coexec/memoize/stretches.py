@@ -1,0 +1,288 @@
+"""Stretches: what a gradient does between the calls of backward functions of the program's.
+
+The Python of such a function runs in every gradient, as the program wrote it to run. What TensorFlow does before it,
+between two of them and behind the last one is skipped, if the functions give what they gave before: tensors from the
+same places. Otherwise the gradient's Python runs, and is given what the functions have returned already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from coexec.follow.backward import Backward, FunctionEntry
+from coexec.follow.follower import Follower
+from coexec.follow.tape_entry import identities
+from coexec.guards.call_key import CallArguments, CannotMemoize
+from coexec.memoize.entry import form_of
+from coexec.memoize.step_range import Outputs, constants_of, slots_of, steps_between
+from tracer.faults import OURS, absorbs, call, passes
+from tracer.graph import Step
+from tracer.inputs import small
+from tracer.intercept import handling
+from tracer.lazy import LazyTensor
+from tracer.op import Const, array_in
+from tracer.seeds import Pair
+from tracer.spec import RESOURCE, spec_of
+
+
+class Stretch(NamedTuple):
+    """A part of a gradient that is skipped: its operations, and where the tensors come from that they take."""
+
+    start: Step
+    end: Step
+    feeds: list[tuple[str, Any]]
+    pins: list[tuple[int, tuple[str, Any]]]  # what must be among the feeds before it, and where that comes from
+    kept: list[int]  # its tensors that somebody asks for, by number
+    notes: dict[Step, Any]
+
+
+class BackwardCall(NamedTuple):
+    """A call of a backward function: which record of the tape has it, its arguments' form, and what it must return."""
+
+    at: int
+    cotangents: Any
+    key: Any
+    taken: list[tuple[int, Const]]  # results whose values operations have taken for constants
+
+
+class GradientParts(NamedTuple):
+    """What a gradient does beside its first stretch: the calls, the stretch behind each, and its result's form."""
+
+    stretches: list[Stretch]
+    calls: list[BackwardCall]
+    result: Any
+    handles: list[set[int]]
+    outputs: list[Outputs]
+    steps: list[list[Step]]
+
+
+class BackwardCalls:
+    """Makes the calls of backward functions in one gradient: each once, however often the gradient's Python runs."""
+
+    def __init__(self, run: Follower) -> None:
+        self._run = run
+        self._done: dict[int, tuple[Backward, Any, Exception | None]] = {}
+        self.heard: HeardCalls | None = None  # who learns what the gradient does
+
+    def __call__(self, backward: Backward, cotangents: tuple[Any, ...]) -> Any:
+        """Returns what a function gives, and raises what it raises, now or before."""
+        if id(backward) not in self._done:
+            self._done[id(backward)] = backward, *self._make(backward, cotangents)
+        _, results, error = self._done[id(backward)]
+        if error is not None:
+            _raise_again(error)
+        return results
+
+    def _make(self, backward: Backward, cotangents: tuple[Any, ...]) -> tuple[Any, Exception | None]:
+        tapes, heard = self._run.tapes, self.heard
+        if heard is not None:
+            heard.begins(backward, cotangents)
+        tapes.around = None  # gradients in the function are others
+        try:
+            with contextlib.nullcontext() if heard is None else heard.aside():
+                results = call(backward.function, cotangents, {})
+        except Exception as error:
+            return None, error
+        finally:
+            tapes.around = self
+        if heard is not None:
+            heard.ended(results)
+        return results, None
+
+
+@passes
+def _raise_again(error: Exception) -> None:
+    """Raises an error of the program's as if it came from here, without the runtime's frames of the first time."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(OURS):
+        trace = trace.tb_next
+    raise error.with_traceback(trace)
+
+
+class _Seen(NamedTuple):
+    """A stretch while it is learnt."""
+
+    start: Step
+    end: Step
+    base: int
+    steps: list[Step]
+    fed: list[Any]
+    pins: list[tuple[int, Any]]  # feeds of a backward function's that its operations take, too
+    numbers: set[int]  # the ids of those fed that were made of Python's numbers
+    notes: dict[Step, Any]
+    held: list[tuple[int, LazyTensor]]  # its tensors that somebody held at its end
+
+
+class HeardCalls:
+    """Learns the stretches of one gradient, and the calls between them."""
+
+    def __init__(
+        self, run: Follower, averted: Callable[[], contextlib.AbstractContextManager[Any]], entries: list[Any]
+    ) -> None:
+        self._run, self._averted = run, averted
+        self._entries = entries
+        self.drawn: list[Pair] = []  # the seeds that are drawn while it is learnt
+        self.reason: str | None = None  # why nothing can be learnt
+        self._seen: list[_Seen] = []
+        self._calls: list[tuple[int, Any, Any, CallArguments]] = []
+        self._now: tuple[int, Any] = -1, None
+        self._drawn = 0  # those of them that backward functions have drawn
+        self._before = 0
+        self._begin()
+
+    def __bool__(self) -> bool:
+        return bool(self._calls) or self.reason is not None
+
+    def _begin(self) -> None:
+        cursor = self._run.cursor
+        self._start, self._base, self._ended = cursor.step, cursor.base, len(cursor.ended)
+
+    def _end(self) -> None:
+        """Notes the stretch that has begun last."""
+        run, start = self._run, self._start
+        cursor = run.cursor
+        end = cursor.step
+        steps = steps_between(start, end) if len(cursor.ended) == self._ended else None
+        if run.recorder is not None or steps is None or any(step.host for step in steps):
+            raise CannotMemoize("its operations are not followed in one go")
+        if any(step.seeded for step in steps):
+            raise CannotMemoize("it draws random numbers around a backward function")
+        if any(step in run.assertions for step in steps):
+            raise CannotMemoize("what an assertion says where it fails keeps changing")
+        fed = cursor.externals[start.external : end.external]
+        last = self._seen[-1].end if self._seen else start
+        since = last.external if last.root() is start.root() else 0
+        taken = {-1 - slot for step in steps for slot in slots_of(step) if slot < 0}
+        pins = [(k, cursor.externals[k]) for k in sorted(taken) if since <= k < start.external]
+        held = [(n, run.values[n]) for n in run.referenced_between(start.end, end.end)]
+        notes = {step: run.notes[step] for step in steps if step in run.notes}
+        numbers = {id(v) for v in fed if id(v) in cursor.numbers}
+        self._seen.append(_Seen(start, end, self._base, steps, fed, pins, numbers, notes, held))
+
+    def _learn(self, part: Callable[..., None], *given: Any) -> None:
+        """Learns a part; what is wrong with it is said later: the gradient is in mid-work."""
+        if self.reason is None:
+            try:
+                part(*given)
+            except CannotMemoize as reason:
+                self.reason = str(reason)
+            except Exception as error:
+                if self._run.options.strict or not absorbs(error):
+                    raise
+                self._run.note_fault(error)
+                self.reason = f"the runtime failed: {error}"
+
+    def begins(self, backward: Backward, cotangents: tuple[Any, ...]) -> None:
+        """A backward function is about to be called."""
+        self._learn(self._begins, backward, cotangents)
+
+    def _begins(self, backward: Backward, cotangents: tuple[Any, ...]) -> None:
+        found = [n for n, e in enumerate(self._entries) if isinstance(e, FunctionEntry) and e.backward is backward]
+        if not found:
+            raise CannotMemoize("its tape has records of operations outside of known library calls")
+        self._end()
+        self._now, self._before = (found[0], cotangents), len(self.drawn)
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Has the program's Python run as it does elsewhere: nobody watches what it does."""
+        with self._averted(), handling(self._run):
+            yield
+
+    def ended(self, results: Any) -> None:
+        """It has returned."""
+        self._learn(self._returned, results)
+
+    def _returned(self, results: Any) -> None:
+        self._drawn += len(self.drawn) - self._before
+        after = CallArguments(self._run.cursor)
+        key = after.key(results)
+        after.settle()
+        self._calls.append((*self._now, key, after))
+        self._begin()
+
+    def parts(self, result: Any, arguments: CallArguments, sources: dict[int, tuple[str, Any]]) -> GradientParts:
+        """Returns what the gradient has done; `sources`: where other tensors come from, by their ids."""
+        self._learn(self._end)
+        if self.reason is not None:
+            raise CannotMemoize(self.reason)
+        if len(self.drawn) > self._drawn:
+            raise CannotMemoize("it draws random numbers around a backward function")
+        places = _Places(self._seen, self._calls, arguments, sources)
+        feeds = [[places.source(v, number, j) for v, number in _fed(seen)] for j, seen in enumerate(self._seen)]
+        pins = [[(k, places.source(v, False, j)) for k, v in seen.pins] for j, seen in enumerate(self._seen)]
+        used = {const for seen in self._seen for step in seen.steps for const in constants_of(step)}
+        calls = []
+        for k, (at, cotangents, key, after) in enumerate(self._calls):
+            taken = [(n, const) for n, const in enumerate(after.consts) if const is not None and const in used]
+            calls.append(BackwardCall(at, form_of(cotangents, functools.partial(places.place, calls=k)), key, taken))
+        form = form_of(result, functools.partial(places.place, calls=len(calls)))
+        stretches = [
+            Stretch(seen.start, seen.end, fed, pinned, sorted(kept), seen.notes)
+            for seen, fed, pinned, kept in zip(self._seen, feeds, pins, places.kept, strict=True)
+        ]
+        handles = [{id(v) for v in seen.fed if v._datatype_enum() == RESOURCE} for seen in self._seen]
+        outputs = [Outputs(seen.start, seen.steps) for seen in self._seen]
+        return GradientParts(stretches, calls, form, handles, outputs, [seen.steps for seen in self._seen])
+
+
+class _Places:
+    """Where the tensors of one gradient come from."""
+
+    def __init__(
+        self, seen: list[_Seen], calls: list[Any], arguments: CallArguments, sources: dict[int, tuple[str, Any]]
+    ) -> None:
+        self._seen, self._sources = seen, dict(sources)
+        self.kept: list[set[int]] = [set() for _ in seen]
+        for number, known in enumerate(arguments.given):
+            self._sources.setdefault(id(known), ("argument", number))
+        for j, stretch in enumerate(seen):
+            for number, lazy in stretch.held:
+                if lazy._value is not None:
+                    self._sources.setdefault(id(lazy._value), ("made", (j, number)))
+        for k, (*_, after) in enumerate(calls):
+            for number, pair in enumerate(zip(after.given, after.tensors, strict=True)):
+                for tensor in pair:
+                    for known in identities(tensor):
+                        self._sources.setdefault(id(known), ("result", (k, number)))
+
+    def source(self, value: Any, is_number: bool, calls: int) -> tuple[str, Any]:
+        """Returns where a tensor comes from that an operation takes from outside of its segment, behind `calls`."""
+        known = self._known(value, calls)
+        if known is None and is_number and small(array := array_in(value)):
+            return "number", (spec_of(value), Const(array))
+        return self._noted(known) if known is not None else ("same", value)
+
+    def place(self, tensor: Any, calls: int) -> tuple[str, Any]:
+        """Returns where a tensor comes from that is given, behind `calls`, to the next one or to the program."""
+        if type(tensor) is LazyTensor:
+            for j, stretch in enumerate(self._seen):
+                number = tensor._key - stretch.base
+                if tensor._out.const is None and stretch.start.end <= number < stretch.end.end:
+                    return self._noted(("made", (j, number)))
+        known = self._known(tensor, calls)
+        if known is not None:
+            return self._noted(known)
+        if type(tensor) is not LazyTensor:
+            return "same", tensor
+        if tensor._out.const is not None:
+            return "constant", tensor._out
+        raise CannotMemoize("its result is a tensor from elsewhere")
+
+    def _known(self, tensor: Any, calls: int) -> tuple[str, Any] | None:
+        """Returns where a tensor is known from; what a call returns may be what it was given."""
+        known = self._sources.get(id(tensor))
+        return None if known is not None and known[0] == "result" and known[1][0] >= calls else known
+
+    def _noted(self, place: tuple[str, Any]) -> tuple[str, Any]:
+        if place[0] == "made":
+            j, number = place[1]
+            self.kept[j].add(number)
+        return place
+
+
+def _fed(seen: _Seen) -> list[tuple[Any, bool]]:
+    return [(v, id(v) in seen.numbers) for v in seen.fed]
