@@ -19,7 +19,7 @@ Constant = Callable[[Any, Any], Any]  # makes a tensor of a Python value, of a d
 class Entry:
     """One followed operation that tapes were to record: its step, its arguments and its result."""
 
-    __slots__ = ("args", "op", "result", "step", "tapes")
+    __slots__ = ("_made", "args", "op", "result", "step", "tapes")
 
     def __init__(self, step: Step, op: str, args: tuple[Any, ...], result: Any, tapes: tuple[int, ...]) -> None:
         self.step = step
@@ -28,6 +28,7 @@ class Entry:
         self.args = tuple([list(value) if isinstance(value, list) else value for value in args]) if step.lists else args
         self.result = list(flat_outputs(result))
         self.tapes = tapes
+        self._made: list[Any] = []  # tensors that tapes have got for constants of Python's
         if step.closed is None:
             step.closed = bool(self.result) and not step.lists and all(map(_is_inside, step.slots, args))
 
@@ -53,7 +54,7 @@ class Entry:
 
     def constants(self) -> list[Any]:
         """Returns the tensors given that are constants."""
-        return [v for v, slot in self._inputs() if slot == CONST]
+        return [*(v for v, slot in self._inputs() if slot == CONST), *self._made]
 
     def _inputs(self) -> list[tuple[Any, int]]:
         """Returns the tensors given, each with where its step takes it from."""
@@ -79,7 +80,7 @@ class Entry:
 
     def record(self, constant: Constant) -> None:
         """Puts the operation on the active tapes."""
-        record_on_tapes(self.step, self.op, self.args, self.result, constant)
+        self._made = record_on_tapes(self.step, self.op, self.args, self.result, constant)
 
 
 def identities(tensor: Any) -> Iterator[Any]:
@@ -179,30 +180,35 @@ def _without_tensors(value: Any) -> Any:
     return tuple([None if isinstance(item, EagerTensor) else item for item in value])
 
 
-def record_on_tapes(step: Step, op: str, args: tuple[Any, ...], result: Any, constant: Constant) -> None:
-    """Puts a followed operation on the active tapes; `constant` makes tensors of Python values.
+def record_on_tapes(step: Step, op: str, args: tuple[Any, ...], result: Any, constant: Constant) -> list[Any]:
+    """Puts a followed operation on the active tapes; `constant` makes tensors of Python values, which are returned.
 
     Of a memoized call, `args` are the inputs alone, and their attributes those with which the step was recorded before.
     """
     flat: list[Any] = []
     kinds: list[Any] = []
+    made: list[Any] = []
     for i in range(step.arity):
         value = args[i]
         if i in step.lists:
-            value = [
-                v if isinstance(v, EagerTensor) else constant(v, _dtype(step, op, args, i, v, j))
-                for j, v in enumerate(value)
-            ]
+            given, value = value, []
+            for j, v in enumerate(given):
+                if not isinstance(v, EagerTensor):
+                    v = constant(v, _dtype(step, op, args, i, v, j))
+                    made.append(v)
+                value.append(v)
             flat.extend(value)
             kinds.append(tuple(v._datatype_enum() for v in value))
             continue
         if not isinstance(value, EagerTensor):
             value = constant(value, _dtype(step, op, args, i, value))
+            made.append(value)
         flat.append(value)
         kinds.append(value._datatype_enum())
     if step.tape is None:
         step.tape = complete_attrs(op, step.attrs, tuple(kinds))
     record_gradient(op, flat, step.tape, flat_outputs(result), ops.get_name_scope())
+    return made
 
 
 def _dtype(step: Step, op: str, args: tuple[Any, ...], i: int, value: Any, item: int = 0) -> Any:

@@ -393,4 +393,6 @@ class Observation:
         if any(entry.tapes != tapes.active for entry in entries):  # one of its own; jumped over, there would be none
             return
         tensors = {n: run.values[n] for n in (*self._made, *region.interior) if run.values[n] is not None}
-        tapes.join(first, RegionEntry(region, self._arguments, tensors, run, tapes.active))
+        given = set(map(id, self._arguments.given))  # what one of them is may change
+        constants = [v for entry in entries for v in entry.constants() if id(v) not in given]
+        tapes.join(first, RegionEntry(region, self._arguments, tensors, run, tapes.active, constants))

@@ -16,12 +16,18 @@ class RegionEntry:
     """What a region that was jumped over would have put on tapes."""
 
     __slots__ = (
-        "_aliases", "_inputs", "_interior", "_outputs", "_own", "_recorded", "_run", "_tensors", "_values", "arguments",
-        "base", "externals", "region", "tapes", "version",
+        "_aliases", "_constants", "_inputs", "_interior", "_outputs", "_own", "_recorded", "_run", "_tensors",
+        "_values", "arguments", "base", "externals", "region", "tapes", "version",
     )  # fmt: skip
 
     def __init__(
-        self, region: Region, arguments: Any, tensors: dict[int, Any], run: Follower, tapes: tuple[int, ...]
+        self,
+        region: Region,
+        arguments: Any,
+        tensors: dict[int, Any],
+        run: Follower,
+        tapes: tuple[int, ...],
+        constants: list[Any] | None = None,
     ) -> None:
         self.region = region
         self.version = region.version
@@ -37,6 +43,7 @@ class RegionEntry:
         self._own = region.own
         self.tapes = tapes
         self._aliases: dict[int, Any] | None = None
+        self._constants = constants or []
 
     @property
     def tensors(self) -> dict[int, Any]:
@@ -74,8 +81,8 @@ class RegionEntry:
         self._values = None
 
     def constants(self) -> list[Any]:
-        """Those given count as arguments, the others are the region's."""
-        return []
+        """Returns the tensors that tapes have got for constants of the region's; those given count as arguments."""
+        return self._constants
 
     def goes_into(self, region: Region) -> None:
         """Lets a gradient's region end with this one."""
@@ -109,7 +116,7 @@ class RegionEntry:
                 else:
                     args.append(step.consts[i].value if slot == CONST else self._tensor(slot))
             result = [self._tensor(step.first + n) for n in range(len(step.outputs))]
-            record_on_tapes(step, step.op or "", tuple(args), result, constant)
+            self._constants += record_on_tapes(step, step.op or "", tuple(args), result, constant)
 
     def _tensor(self, slot: int) -> Any:
         if slot < 0:

@@ -159,3 +159,39 @@ def test_reserved_outputs_are_what_eager_gives(jit_compile):
 
     fn = run_both(make, [(IMAGES + float(n),) for n in range(8)], jit_compile=jit_compile)
     assert fn.stats().followed >= 6
+
+
+REDUCED = {  # gradients whose Python reads the constants that operations took, in memoized calls and beside them
+    "mean": lambda x, s, o: tf.reduce_mean(tf.reduce_sum(tf.clip_by_norm(x * s + o, 2.0), axis=[0, 1])),
+    "pad": lambda x, s, o: tf.reduce_mean(tf.reduce_sum(tf.pad(x * s, [[0, 0], [1, 1]]) + 1.0, axis=(0,)) ** 2) + o[0],
+    "concat": lambda x, s, o: tf.reduce_mean(tf.concat([tf.pad(x * s, [[1, 0], [0, 0]]), x * o], 0) ** 2, axis=[1, 0]),
+    "moments": lambda x, s, o: tf.add_n([tf.reduce_mean(v**2) for v in tf.nn.moments(x * s + o, [0])]),
+    "norm": lambda x, s, o: tf.norm(x * s, axis=None) + tf.reduce_mean(tf.norm(x * o + s, axis=-1)),
+}
+
+
+@pytest.mark.parametrize("name", REDUCED)
+def test_constants_that_a_gradient_reads_are_known(name):
+    fn = run_both(step_of(REDUCED[name]), [(X * (n % 3 + 1.0),) for n in range(12)])
+    assert "reads the value" not in fn.explain()
+    assert fn.stats().regions >= 8, fn.explain()
+
+
+def test_constants_that_a_gradient_reads_may_change():
+    """Which axis is summed decides the gradient's operations."""
+
+    def make(decorate):
+        weight = tf.Variable([[1.0, 2.0, 3.0]] * 3)
+
+        @decorate
+        def step(x, axes, by):
+            with tf.GradientTape() as tape:
+                y = tf.clip_by_norm(x @ weight, by)
+                loss = tf.reduce_mean(tf.reduce_sum(tf.nn.moments(y, axes)[0] * y, axis=axes) ** 2)
+            return loss, tape.gradient(loss, weight)
+
+        return step
+
+    x = tf.ones([3, 3]) * [[1.0, 2.0, 4.0]] + [[1.0], [0.5], [3.0]]
+    turns = [[0]] * 6 + [[1]] * 6 + [[0], [1], [0, 1]] * 3
+    run_both(make, [(x * (1.0 + n), axes, 2.0 if n % 7 else 3.0) for n, axes in enumerate(turns)])
