@@ -11,6 +11,7 @@ import functools
 import gc
 import importlib.util
 import inspect
+import operator
 import os
 import random
 import sys
@@ -165,6 +166,7 @@ class Effects:
 
     def __init__(self, roots: list[Any], given_up: Callable[[], None] = lambda: None, proof: Any = None) -> None:
         self.roots, self._given_up, self._proof = roots, given_up, proof
+        self._asks: Any = () if proof is None else proof.asks
         self.reason: str | None = None
         self.runs_user_code = self._collecting = self._watching = False
         self.objects: list[Any] = []  # objects whose attributes the call may have read
@@ -205,39 +207,48 @@ class Effects:
                 code = frame.f_code
                 if id(code) not in self.ran:
                     self.ran[id(code)] = code, frame.f_globals
-                if id(code) in _harmless:
-                    return
-                if runs_user_code(frame):
-                    if self._proof is not None and self._proof.admits(frame):
-                        return
-                    self.runs_user_code = True
-                    module = frame.f_globals.get("__name__")
-                    reason = f"it runs {code.co_name} of {module} ({code.co_filename}:{code.co_firstlineno})"
-                    self._refuse(reason if self._proof is None else f"{reason}, and {self._proof.reason}")
-                elif registered and code.co_freevars and _is_registered(frame):
-                    self._refuse(f"{code.co_name} is a closure, whose variables nobody watches")
-                elif code.co_name == "convert_to_numpy":  # Keras' function
-                    if isinstance(frame.f_locals.get("x"), EagerTensor):
-                        self._reads(frame.f_locals["x"])
-                elif not registered and not code.co_filename.startswith(_GENERATED):
-                    _note_harmless(code)
+                if id(code) not in _harmless:
+                    self._calls(frame, code)
             elif event == "c_call":
-                if self._proof is not None and not self._proof.admits_call(frame, function):
-                    self._refuse(self._proof.reason)
-                elif id(function) in _harmless:
-                    return
-                holder = getattr(function, "__self__", None)
-                if type(holder) is EagerTensor:
-                    if function.__name__ == "_numpy_internal" and frame.f_code is not array_in.__code__:
-                        self._reads(holder)
-                elif function.__name__ in _ACTING or type(holder).__module__ in _OUTSIDE:
-                    self._refuse(f"it calls {function.__qualname__}")
-                elif type(holder) is types.ModuleType:
-                    _note_harmless(function)
+                # Most are called by libraries, and harmless.
+                if id(function) not in _harmless or id(frame.f_code) in self._asks:
+                    self._calls_c(frame, function)
         except Exception as error:  # it would surface in the code under observation
             if not absorbs(error):
                 raise
             self._refuse(f"the runtime failed: {error}")
+
+    def _calls(self, frame: Any, code: types.CodeType) -> None:
+        """Looks at Python code that is about to run."""
+        if runs_user_code(frame):
+            if self._proof is not None and self._proof.admits(frame):
+                return
+            self.runs_user_code = True
+            module = frame.f_globals.get("__name__")
+            reason = f"it runs {code.co_name} of {module} ({code.co_filename}:{code.co_firstlineno})"
+            self._refuse(reason if self._proof is None else f"{reason}, and {self._proof.reason}")
+        elif registered and code.co_freevars and _is_registered(frame):
+            self._refuse(f"{code.co_name} is a closure, whose variables nobody watches")
+        elif code.co_name == "convert_to_numpy":  # Keras' function
+            if isinstance(frame.f_locals.get("x"), EagerTensor):
+                self._reads(frame.f_locals["x"])
+        elif not registered and not code.co_filename.startswith(_GENERATED):
+            _note_harmless(code)
+
+    def _calls_c(self, frame: Any, function: Any) -> None:
+        """Looks at a call of a function that is not written in Python."""
+        if self._proof is not None and not self._proof.admits_call(frame, function):
+            self._refuse(self._proof.reason)
+        elif id(function) in _harmless:
+            return
+        holder = getattr(function, "__self__", None)
+        if type(holder) is EagerTensor:
+            if function.__name__ == "_numpy_internal" and frame.f_code is not array_in.__code__:
+                self._reads(holder)
+        elif function.__name__ in _ACTING or type(holder).__module__ in _OUTSIDE:
+            self._refuse(f"it calls {function.__qualname__}")
+        elif type(holder) is types.ModuleType:
+            _note_harmless(function)
 
     def _refuse(self, reason: str) -> None:
         self.reason = reason
@@ -275,10 +286,9 @@ class Effects:
             if held.keys() != held_now.keys() or any(held[name] is not held_now[name] for name in held):
                 self.reason = f"it changes {_describe(holder, held, held.values(), held_now, held_now.values())}"
                 return
-        after = _contents([holder for holder, _, _ in before.values()], before.keys()) or {}
-        for key, (holder, names, values) in before.items():
-            _, names_now, values_now = after[key]
-            if len(values) != len(values_now) or any(map(_differs, values, values_now)) or names != names_now:
+        for holder, names, values in before.values():
+            names_now, values_now = _held_by(holder) or (None, ())
+            if len(values) != len(values_now) or not all(map(operator.is_, values, values_now)) or names != names_now:
                 self.reason = f"it changes {_describe(holder, names, values, names_now, values_now)}"
                 return
         self.contents = before
@@ -307,10 +317,6 @@ class _Averted:
                 self._effects._proof.resume()
 
 
-def _differs(one: Any, other: Any) -> bool:
-    return one is not other
-
-
 def _describe(holder: Any, names: Any, values: Any, names_now: Any, values_now: Any) -> str:
     kind = type(holder).__name__
     if names is None or names_now is None:
@@ -325,38 +331,52 @@ def _random_states() -> Any:
     return random.getstate(), {k: v.tobytes() if isinstance(v, np.ndarray) else v for k, v in numpy.items()}
 
 
-def _contents(roots: list[Any], only: Any = None) -> Contents | None:
-    """Returns, by id, each reachable object with its attribute names (None for a container) and the values it holds.
+_METHODS = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
+MAX_KINDS = 10_000
+_leaf_kinds: set[type] = set()  # whose instances hold nothing that counts; so it was found of one
 
-    With `only`, a set of ids, looks at those objects alone. Returns None beyond `MAX_OBJECTS`.
-    """
+
+def _held_by(holder: Any) -> tuple[Any, tuple[Any, ...]] | None:
+    """Returns an object's attribute names (None for a container) and the values it holds; None if it is looked past."""
+    if isinstance(holder, _LEAVES):
+        # What a proxy stands for says which class it claims to be of; all others are what their type is.
+        if holder.__class__ is type(holder):
+            if len(_leaf_kinds) >= MAX_KINDS:
+                _leaf_kinds.clear()
+            _leaf_kinds.add(type(holder))
+        return None
+    if isinstance(holder, dict):
+        return None, (*holder.keys(), *holder.values())
+    if isinstance(holder, (list, tuple, set, frozenset, deque)):
+        return None, tuple(holder)
+    if isinstance(holder, _METHODS):
+        return None, (holder.__self__,)
+    if isinstance(holder, functools.partial):
+        return None, (holder.func, holder.args, holder.keywords)
+    attributes = getattr(holder, "__dict__", None)
+    if type(attributes) is not dict:
+        return None
+    if isinstance(holder, keras.Model):
+        attributes = {name: value for name, value in attributes.items() if name not in _NOTES}
+    return tuple(attributes), tuple(attributes.values())
+
+
+def _contents(roots: list[Any]) -> Contents | None:
+    """Returns what every reachable object holds; None beyond `MAX_OBJECTS`."""
     found: Contents = {}
+    leaves = _leaf_kinds
     ahead = deque(roots)
     while ahead:
         holder = ahead.popleft()
-        if isinstance(holder, _LEAVES) or id(holder) in found or (only is not None and id(holder) not in only):
+        if type(holder) in leaves or id(holder) in found:
             continue
-        names: Any = None
-        if isinstance(holder, dict):
-            values = (*holder.keys(), *holder.values())
-        elif isinstance(holder, (list, tuple, set, frozenset, deque)):
-            values = tuple(holder)
-        elif isinstance(holder, (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)):
-            values = (holder.__self__,)
-        elif isinstance(holder, functools.partial):
-            values = (holder.func, holder.args, holder.keywords)
-        else:
-            attributes = getattr(holder, "__dict__", None)
-            if type(attributes) is not dict:
-                continue
-            if isinstance(holder, keras.Model):
-                attributes = {name: value for name, value in attributes.items() if name not in _NOTES}
-            names, values = tuple(attributes), tuple(attributes.values())
-        found[id(holder)] = (holder, names, values)
+        held = _held_by(holder)
+        if held is None:
+            continue
+        found[id(holder)] = (holder, *held)
         if len(found) > MAX_OBJECTS:
             return None
-        if only is None:
-            ahead.extend(values)
+        ahead.extend(held[1])
     return found
 
 

@@ -42,6 +42,8 @@ _ENDS = (
     tf.TensorShape,
 )  # fmt: skip
 
+_HOLD_NOTHING = (*_ENDS, np.ndarray)
+
 # What is not looked into: functions; variables, whose values are operations'; what Keras knows of an object's
 # attributes beside them, and of the graph of a functional model, which stays as it was made.
 _ALONE = (
@@ -54,7 +56,9 @@ _INSIDE = ("tensorflow.python.", "tensorflow.core.", "tensorflow.compiler.")
 
 _memory = memory.MEMORY
 _names: dict[int, tuple[types.CodeType, frozenset[str]]] = {}  # by code's id
-_spaces: dict[tuple[int, tuple[str, ...]], _Entry] = {}  # entries of modules, which many calls share
+_modules: dict[int, tuple[dict[str, Any], int, dict[str, dict[str, Any]]]] = {}  # by id of globals, and their version
+# Entries of modules, which many calls share, and the versions of the globals at which they were seen to agree.
+_spaces: dict[tuple[int, tuple[str, ...]], tuple[_Entry, int]] = {}
 
 
 def names_in(code: types.CodeType) -> frozenset[str]:
@@ -238,32 +242,53 @@ class LibraryReads:
 
     def _look_into_modules(self, ran: list[tuple[types.CodeType, dict[str, Any]]]) -> None:
         """Notes the globals that the libraries' code asks for, and what it asks of modules among them."""
-        asked: dict[int, tuple[dict[str, Any], set[str]]] = {}
+        asked: dict[int, tuple[dict[str, Any], set[str], dict[str, dict[str, Any]], bool]] = {}
         ahead = deque((space, names_in(code)) for code, space in ran if not is_programs(code, space))
         while ahead:
             space, names = ahead.popleft()
-            known = asked.setdefault(id(space), (space, set()))[1]
-            new = [name for name in names if name in space and name not in known]
-            known.update(new)
-            for name in new:
-                value = space[name]
-                if issubclass(type(value), types.ModuleType):  # asked for its class, a lazy one would be imported
-                    ahead.append((vars(value), names))
-        for space, found in asked.values():
-            name = str(space.get("__name__"))
-            if name.startswith(_INSIDE) or name.partition(".")[0] in _UNREAD:
-                continue
-            self._entries.append(_space_entry(space, tuple(sorted(found))))
+            entry = asked.get(id(space))
+            if entry is None:
+                entry = asked[id(space)] = space, set(), _modules_in(space), _is_read(space)
+            _, known, modules, read = entry
+            for name in modules:
+                if name in names and name not in known:
+                    known.add(name)
+                    ahead.append((modules[name], names))
+            if read:
+                known.update([name for name in names if name in space])
+        for space, found, _, read in asked.values():
+            if read:
+                self._entries.append(_space_entry(space, tuple(sorted(found))))
+
+
+def _is_read(space: dict[str, Any]) -> bool:
+    name = str(space.get("__name__"))
+    return not name.startswith(_INSIDE) and name.partition(".")[0] not in _UNREAD
+
+
+def _modules_in(space: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns the globals of the modules among some globals, by name; most globals are asked for again and again."""
+    version = memory.word(*memory.dict_places(space))
+    known = _modules.get(id(space))
+    if known is None or known[1] != version:
+        # Asked for its class, a lazy module would be imported.
+        found = {name: vars(v) for name, v in list(space.items()) if issubclass(type(v), types.ModuleType)}
+        if len(_modules) > tuning.max_known_codes:
+            _modules.clear()
+        known = _modules[id(space)] = space, version, found
+    return known[2]
 
 
 def _space_entry(space: dict[str, Any], names: tuple[str, ...]) -> _Entry:
     key = id(space), names
-    entry = _spaces.get(key)
-    if entry is None or not entry.agrees(space):
+    version = memory.word(*memory.dict_places(space))
+    entry, seen = _spaces.get(key, (None, 0))
+    if entry is None or (seen != version and not entry.agrees(space)):
         if len(_spaces) > tuning.max_known_codes:
             _spaces.clear()
-        entry = _spaces[key] = _Entry("space", space, names, functools.partial(_itself, space))
+        entry = _Entry("space", space, names, functools.partial(_itself, space))
         entry.note(space, _ALL)
+    _spaces[key] = entry, version  # read before the globals were: what is written meanwhile is looked at again
     return entry
 
 
@@ -277,9 +302,11 @@ def _leading_to(anchors: set[int], contents: Contents) -> set[int]:
     found = set(anchors)
     for key, (_, _, values) in contents.items():
         for value in values:
+            if type(value) in _SCALARS:
+                continue
             if id(value) in contents:
                 holders.setdefault(id(value), []).append(key)
-            elif not issubclass(type(value), (*_ENDS, np.ndarray)) and not _is_open(value):
+            elif not issubclass(type(value), _HOLD_NOTHING) and not _is_open(value):
                 found.add(key)
     ahead = deque(found)
     while ahead:

@@ -77,6 +77,11 @@ class PurityProof:
     suspend = resume = stop
 
     @property
+    def asks(self) -> dict[int, Any]:
+        """The codes, by id, of which `admits_call` is to be asked; their number grows during the call."""
+        return self._codes
+
+    @property
     def is_needed(self) -> bool:
         """Whether code of the program's has run."""
         return bool(self._codes)

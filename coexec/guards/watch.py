@@ -66,6 +66,8 @@ class Watch:
         """Returns whether a function of the program's that is about to run is watched."""
         return self.reason is None
 
+    asks: tuple[int, ...] = ()  # the codes, by id, of which `admits_call` is to be asked: it sees their calls itself
+
     def admits_call(self, frame: types.FrameType, function: Any) -> bool:
         """Returns whether a frame may call a function that is not written in Python."""
         return self.reason is None
