@@ -29,7 +29,7 @@ def always_follow(paused: bool = False) -> AbstractContextManager[None]:
 
     Executables are validated at their first launch only.
     """
-    following = {"doubt_before_timing": math.inf, "sizes_followed": math.inf, "audit_share": 0.0}
+    following = {"doubt_before_timing": math.inf, "sizes_at_once": math.inf, "audit_share": 0.0}
     return tuned(**following) if paused else tuned(**following, pause_timed=())
 
 

@@ -48,9 +48,14 @@ class Tuning:
 
     # Arguments of ever-changing sizes (`dispatch/shape_policy`).
 
-    # Combinations of sizes that are followed immediately. A new one costs five to ten imperative calls, mostly in its
-    # first call: Keras' Python is observed, shapes are inferred, operations are wired again.
-    sizes_followed: float = 8
+    # Combinations of sizes that are followed the first time they come: that of the first call. A new one costs three to
+    # eight imperative calls, mostly in its first two: Keras' Python is observed, shapes are inferred, operations are
+    # wired again. One that comes only once would never make good for that.
+    sizes_at_once: float = 1
+    # Combinations that are followed the second time they come. The others wait until they have come often, or until
+    # following has saved as much: with eight that were followed at once, the first thirty calls on sequences of ever
+    # other lengths took 2.2 times as long as eager's; so they take 1.3 times as long.
+    sizes_followed: float = 3
     # Calls after which any other one is followed: by then, following could have saved what it costs.
     size_often: int = 4
     # The same, once following other combinations has saved as much as this one costs.

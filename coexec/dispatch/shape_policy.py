@@ -26,6 +26,7 @@ class ShapePolicy:
 
     def __init__(self) -> None:
         self._seen: dict[Any, int] = {}
+        self._soon = 0  # how many are followed that had not come often
 
     def judge(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], affords: Callable[[], bool], room: bool = True
@@ -38,13 +39,18 @@ class ShapePolicy:
         times = seen.get(key)
         if times is None:
             times = 0
-            if len(seen) < tuning.sizes_followed and room:  # the very first is like any call of a function that is new
+            if len(seen) < tuning.sizes_at_once and room:  # the very first is like any call of a function that is new
                 times = tuning.size_often if seen else tuning.size_often + tuning.size_invested
+                self._soon += 1
             if len(seen) >= tuning.max_sizes:
                 for old in list(seen)[: tuning.max_sizes // 2]:
                     seen.pop(old, None)
-        if tuning.size_soon <= times < tuning.size_often and room and affords():
-            times = tuning.size_often + tuning.size_invested
+        elif tuning.size_soon <= times < tuning.size_often and room:
+            if affords():
+                times = tuning.size_often + tuning.size_invested
+            elif self._soon < tuning.sizes_followed:
+                times = tuning.size_often
+                self._soon += 1
         if times == tuning.size_often and not room:
             return Verdict.PLAIN
         if times <= tuning.size_often + tuning.size_invested:

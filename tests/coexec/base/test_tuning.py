@@ -59,7 +59,7 @@ def test_a_name_that_is_none_changes_nothing():
 
 def test_the_values_in_use_are_the_defaults():
     # What tests set, see conftest.py.
-    ours = {"audit_share", "doubt_before_timing", "sizes_followed", "pause_timed", "validates_new"}
+    ours = {"audit_share", "doubt_before_timing", "sizes_at_once", "pause_timed", "validates_new"}
     default = Tuning()
     changed = {f.name for f in dataclasses.fields(Tuning) if getattr(tuning, f.name) != getattr(default, f.name)}
     assert changed <= ours

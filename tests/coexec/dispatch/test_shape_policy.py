@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 @pytest.fixture(autouse=True)
 def few(tune):
     """Sizes count, and the clock does not."""
-    tune(sizes_followed=8)
+    tune(sizes_at_once=8, sizes_followed=8)
 
 
 def times(known, calls, *args, **kwargs):
@@ -28,14 +28,14 @@ def times(known, calls, *args, **kwargs):
 def test_few_sizes_are_followed():
     """As many as most programs have, whatever arguments they come in."""
     known = ShapePolicy()
-    for n in range(tuning.sizes_followed):
+    for n in range(tuning.sizes_at_once):
         assert all(times(known, 20, tf.ones((n, 2)), np.ones(n), [{"x": tf.ones(n)}], 3, None, y="other"))
 
 
 def test_others_are_followed_once_they_have_come_often():
     """Each counts on its own."""
     known = ShapePolicy()
-    for n in range(tuning.sizes_followed):
+    for n in range(tuning.sizes_at_once):
         times(known, 1, tf.ones(n))
     found = list(zip(*[times(known, 20, tf.ones(100)), times(known, 20, tf.ones(101))], strict=True))
     assert found == [(n >= tuning.size_often, n >= tuning.size_often) for n in range(20)]
@@ -43,10 +43,40 @@ def test_others_are_followed_once_they_have_come_often():
     assert all(times(known, 20, (7, "a"))[tuning.size_often:])
 
 
+def test_a_size_that_comes_once_is_not_learnt(tune):
+    """The first call's is; another one is followed the second time it comes, if it is among the first few."""
+    tune(sizes_at_once=1, sizes_followed=3)
+    known = ShapePolicy()
+    assert times(known, 1, tf.ones(9)) == [True]
+    assert [times(known, 1, tf.ones(n)) for n in range(8)] == 8 * [[False]]
+    assert times(known, 3, tf.ones(9)) == 3 * [True]
+    assert [known.judge((tf.ones(5),), {}, lambda: False) for _ in range(3)] == [*2 * [Verdict.INVEST], Verdict.FOLLOW]
+    assert times(known, 2, tf.ones(6)) == [True, True]
+    assert times(known, 4, tf.ones(7)) == [False, False, False, True]
+
+
+def test_ever_other_lengths_cost_no_more_than_a_few_calls(tune):
+    """Beside the first call only those are observed, and compiled, that came again; all values are eager's."""
+    tune(sizes_at_once=1, sizes_followed=3)
+    (plain, one), (mine, other) = step_of(1), step_of(1)
+    step = coexec.function(mine)
+    for n in range(1, 25):
+        np.testing.assert_allclose(plain(*batch(n)), step(*batch(n)), rtol=1e-4, atol=1e-6)
+    stats = step.stats()
+    assert (stats.recorded, stats.imperative, stats.compiles, stats.validated) == (1, 23, 0, 0), step.explain()
+    for _ in range(4):
+        for n in (7, 8):
+            np.testing.assert_allclose(plain(*batch(n)), step(*batch(n)), rtol=1e-4, atol=1e-6)
+    assert step.stats().followed == 8
+    assert step.stats().launches >= 4, step.explain()
+    for a, b in zip(one.weights, other.weights, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
+
+
 def test_one_that_comes_again_is_followed_where_that_can_be_afforded():
     """Not where it comes for the first time: it may be the last."""
     known = ShapePolicy()
-    for n in range(tuning.sizes_followed):
+    for n in range(tuning.sizes_at_once):
         times(known, 1, tf.ones(n))
     assert [known.judge((tf.ones(100),), {}, lambda: True) for _ in range(4)] == [Verdict.PLAIN] + 3 * [Verdict.FOLLOW]
 
