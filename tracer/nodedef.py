@@ -72,13 +72,31 @@ def write_operation(
     node.op = op
     for name, kind, default in recipe.attrs:
         if name in given:
-            node.attr[name].CopyFrom(op_def_library.value_to_attr_value(given[name], kind, name))
+            node.attr[name].CopyFrom(_attr_value(given[name], kind, name))
         elif name in derived:
             _set(node.attr[name], kind, derived[name])
         elif default is not None:
             node.attr[name].CopyFrom(default)
         else:
             raise NotImplementedError(f"attribute {name!r} of {op} is not known")
+
+
+MAX_ATTRS = 1000
+_PLAIN_ATTRS = (int, bool, str, tf.DType)
+_attr_values: dict[tuple[str, type, Any], Any] = {}  # by kind of attribute, and type and value of what it is made of
+
+
+def _attr_value(value: Any, kind: str, name: str) -> Any:
+    """Returns the message for an attribute; that of a plain value is made once, for whoever copies it."""
+    if type(value) not in _PLAIN_ATTRS:
+        return op_def_library.value_to_attr_value(value, kind, name)
+    key = kind, type(value), value
+    found = _attr_values.get(key)
+    if found is None:
+        if len(_attr_values) >= MAX_ATTRS:
+            _attr_values.clear()
+        found = _attr_values[key] = op_def_library.value_to_attr_value(value, kind, name)
+    return found
 
 
 def outputs_of(node: Any) -> list[str]:

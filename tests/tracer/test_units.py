@@ -14,12 +14,13 @@ import pytest
 import tensorflow as tf
 
 import coexec
-from tracer import location
+from tracer import location, nodedef
 from tracer import spec as spec_module
 from tracer.guards import is_guarded
 from tracer.inputs import input_enum
 from tracer.location import Frame, Location, add_library, call_stack, mark_entry
 from tracer.op import Const, copied_attrs, freeze, signature_of
+from tracer.private import node_def_pb2, op_def_library
 from tracer.rebuild import infer_outputs
 from tracer.spec import _interned, intern_spec, spec_of
 
@@ -462,3 +463,21 @@ def test_infer_outputs_leaves_no_operation_behind():
     with graph.as_default():
         assert infer_outputs("AddV2", "fast", (), (X, intern_spec(FLOAT, (1, 3)))) is not None
     assert graph.get_operations() == []
+
+
+def test_attributes_are_what_tensorflow_makes_of_them():
+    """Each is made once; 1 and True stay apart, and whoever changes its copy changes nobody else's."""
+    plain = [(1, "int"), (True, "bool"), (True, "int"), (0, "int"), (False, "bool"), (tf.float32, "type"),
+             (1, "type"), ("SAME", "string"), ("1", "string")]  # fmt: skip
+    for _ in range(2):
+        for value, kind in plain:
+            node = node_def_pb2.NodeDef()
+            found = nodedef._attr_value(value, kind, "name")
+            assert found == op_def_library.value_to_attr_value(value, kind, "name")
+            assert found is nodedef._attr_value(value, kind, "name")
+            node.attr["name"].CopyFrom(found)
+            node.attr["name"].i = 7
+    for value, kind in [(-0.0, "float"), (0.0, "float"), ([1, 2], "list(int)")]:
+        assert nodedef._attr_value(value, kind, "name") == op_def_library.value_to_attr_value(value, kind, "name")
+    with pytest.raises(TypeError):
+        nodedef._attr_value("1", "int", "name")
