@@ -4,6 +4,7 @@
     python -m examples.ecosystem --program=sonnet_mlp       one; may be repeated
     python -m examples.ecosystem --write                    also BENCHMARKS.md, between its marks
     python -m examples.ecosystem --clock=cpu                on a busy machine: the processor's time, not the clock's
+    python -m examples.ecosystem --half=after               those that were chosen after the runtime was tuned
     python -m examples.ecosystem --list
 
 Each runs in a process of its own, in which the eager and the co-executed run take turns. Exits with 1 if one is wrong.
@@ -23,7 +24,7 @@ from pathlib import Path
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("COEXEC_CACHE_DIR", "off")  # first calls are those of a program that is new
 
-from examples.ecosystem.rows import Plan, Row, as_markdown, read
+from examples.ecosystem.rows import HALVES, Plan, Row, as_markdown, half_of, read
 
 ROOT = Path(__file__).parents[2]
 LEGACY = "TF_USE_LEGACY_KERAS"
@@ -34,6 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     known = examples()
     parser = argparse.ArgumentParser("examples.ecosystem", description=__doc__.partition("\n")[0])
     parser.add_argument("--program", action="append", choices=list(known), metavar="NAME", help="may be repeated")
+    parser.add_argument("--half", choices=list(HALVES), help="only those chosen before, or after")
     parser.add_argument("--list", action="store_true", help="say which there are")
     parser.add_argument("--calls", type=int, default=Plan.calls, help="of each run")
     parser.add_argument("--seconds", type=float, default=Plan.seconds, help="processor time for both runs together")
@@ -43,6 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--render", metavar="FILE", help="take what --json wrote, and measure nothing")
     parser.add_argument("--write", action="store_true", help="write the table to BENCHMARKS.md")
     options = parser.parse_args(arguments)
+    known = {name: found for name, found in known.items() if options.half in (None, half_of(found[0]))}
     if options.list:
         print("\n".join(f"{name:36}{about}" for name, (_, about) in known.items()))
         return 0
@@ -67,12 +70,14 @@ def main(arguments: list[str] | None = None) -> int:
 def examples() -> dict[str, tuple[str, str]]:
     """The module of each example and what it says of itself, read without importing any library."""
     found = {}
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    folder = Path(__file__).parent
+    for path in sorted([*folder.glob("*.py"), *folder.glob("*/*.py")]):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and any(
                 isinstance(d, ast.Call) and getattr(d.func, "id", "") == "example" for d in node.decorator_list
             ):
-                found[node.name] = path.stem, " ".join((ast.get_docstring(node) or "").split())
+                module = ".".join(path.relative_to(folder).with_suffix("").parts)
+                found[node.name] = module, " ".join((ast.get_docstring(node) or "").split())
     return found
 
 
@@ -84,7 +89,9 @@ def attempt(name: str, module: str, plan: Plan, timeout: float) -> Row:
         command.append(json.dumps(asdict(plan)))
         trouble, began = "", time.monotonic()
         # TensorFlow decides which Keras it has when it is imported, before the example is.
-        legacy = {LEGACY: "1"} if LEGACY in (Path(__file__).parent / f"{module}.py").read_text() else {}
+        legacy = (
+            {LEGACY: "1"} if LEGACY in (Path(__file__).parent / f"{module.replace('.', '/')}.py").read_text() else {}
+        )
         with output.open("wb") as writer:
             try:
                 status = subprocess.run(

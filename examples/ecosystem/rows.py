@@ -18,6 +18,18 @@ class Plan:
     seconds: float = 20.0  # of processor time for both runs; slower examples make fewer calls
 
 
+# When the programs were chosen, by the folder that they are in.
+HALVES = {
+    "before": "Chosen before the runtime was changed for them:",
+    "after": "Chosen after, all of them before one was measured:",
+}
+
+
+def half_of(module: str) -> str:
+    """Which half of the suite a module belongs to."""
+    return "after" if module.startswith("chosen_after.") else "before"
+
+
 @dataclass
 class Row:
     """An example and what was found. Times are in seconds, of each call."""
@@ -74,7 +86,13 @@ HEAD = ["", "right", "eager, ms", "calls 1-20", "calls 10-30", "steady", "region
 
 
 def as_markdown(rows: list[Row], clock: str, shown: int = 3) -> str:
-    """The table, its means, and under it the most expensive causes of each example."""
+    """The tables of both halves, each with its means and, under it, the most expensive causes of each example."""
+    halves = {half: [row for row in rows if half_of(row.module) == half] for half in HALVES}
+    return "\n\n".join(f"{HALVES[half]}\n\n{table(chosen, clock, shown)}" for half, chosen in halves.items() if chosen)
+
+
+def table(rows: list[Row], clock: str, shown: int) -> str:
+    """The table of one half."""
     done = [row for row in rows if row.finished]
     lines = [HEAD]
     for row in done:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from examples.ecosystem import EXAMPLES, Example, __main__, example
 from examples.ecosystem.measure import measure, told
-from examples.ecosystem.rows import Plan, Row, as_markdown, read
+from examples.ecosystem.rows import Plan, Row, as_markdown, half_of, read
 
 PLAN = Plan(calls=16, compared=8, steady=12)
 
@@ -102,8 +102,20 @@ def test_the_table_has_ratios_and_means():
     ]  # fmt: skip
     text = as_markdown(rows, "cpu")
     assert "| geometric mean | " in text
-    assert text.splitlines()[4].count("0.25") == 3
+    assert text.splitlines()[6].count("0.25") == 3
     assert "* a: 1.5 x segment cut: a read" in text
+
+
+def test_halves_have_means_of_their_own():
+    times = {clock: [2.0] * 30 for clock in ("wall", "cpu")}
+    rows = [
+        Row(name, module, eager=times, followed={c: [factor * t for t in v] for c, v in times.items()}, steady_from=20,
+            counts=dict.fromkeys(["regions", "launches", "imperative"], 0.0), finished=True)
+        for name, module, factor in (("a", "m", 0.5), ("b", "chosen_after.m", 0.125), ("c", "chosen_after.n", 0.5))
+    ]  # fmt: skip
+    before, after = as_markdown(rows, "cpu").split("Chosen after")
+    assert [before.count("0.50"), before.count("0.25"), before.count("0.12")] == [6, 0, 0]
+    assert [after.count("0.50"), after.count("0.25"), after.count("0.12")] == [3, 3, 3]
 
 
 def test_rows_survive_the_way_through_a_file(tmp_path):
@@ -133,3 +145,6 @@ def test_examples_are_found_without_importing_them():
     assert len(found) >= 40
     assert all(about for _, about in found.values())
     assert found["kmeans"][0] == "sets_and_graphs"
+    after = [module for module, _ in found.values() if half_of(module) == "after"]
+    assert len(after) >= 20
+    assert "chosen_after.decoding" in after
