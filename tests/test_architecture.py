@@ -32,7 +32,7 @@ TRACER = [
     ["nodedef"],
     ["graph", "rebuild"],
     ["trace", "constants", "derive", "operators", "block"],
-    ["merge", "recorder", "wiring", "syntax", "stage"],
+    ["keras_variables", "merge", "recorder", "wiring", "syntax", "stage"],
     ["cursor", "forms", "functions"],
     ["show", "check"],
 ]

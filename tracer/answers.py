@@ -22,7 +22,7 @@ from tracer.handler import Handler
 from tracer.intercept import answering_handler
 from tracer.lazy import LazyTensor
 from tracer.private import EagerTensor
-from tracer.variables import is_variable, product, rows_of, value_of
+from tracer.variables import is_variable, plain_variable, product, rows_of, value_of
 
 LARGEST = 1 << 24  # integers below are exact in every numeric dtype in use
 _SCALARS = {int: tf.int32, float: tf.float32}  # dtypes of tensors made from Python numbers
@@ -119,9 +119,10 @@ def _matmul(
         return None
     if _is_tensor(b):
         return product(handler, a, b, transpose_a, transpose_b)
-    if not is_variable(b) or b._dtype is not a.dtype:
+    variable = plain_variable(b)
+    if variable is None or variable._dtype is not a.dtype:
         return None
-    value = value_of(b, handler)
+    value = value_of(variable, handler)
     if value is None:
         return None
     result = product(handler, a, value, transpose_a, transpose_b)
@@ -138,9 +139,10 @@ def _bias_add(handler: Handler, value: Any = None, bias: Any = None, data_format
         return None
     if _is_tensor(bias):
         return handler.expected("BiasAdd", (value, bias, "data_format", None))
-    if not is_variable(bias) or bias._dtype is not value.dtype:
+    variable = plain_variable(bias)
+    if variable is None or variable._dtype is not value.dtype:
         return None
-    read = value_of(bias, handler)
+    read = value_of(variable, handler)
     if read is None:
         return None
     result = handler.expected("BiasAdd", (value, read, "data_format", None))

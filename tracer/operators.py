@@ -12,6 +12,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tracer import hooks
@@ -20,7 +21,7 @@ from tracer.handler import Handler
 from tracer.intercept import answering_handler
 from tracer.lazy import LazyTensor
 from tracer.private import EagerTensor, ResourceVariable, ops
-from tracer.variables import is_variable, product, value_of
+from tracer.variables import is_variable, plain_variable, product, value_of
 
 _OPERATORS = {
     "add": "AddV2", "sub": "Sub", "mul": "Mul", "truediv": "RealDiv",
@@ -30,19 +31,21 @@ _REFLECTED = ("add", "sub", "mul", "truediv")
 _UNCONVERTED = ("sub", "mul", "pow", "lt", "le", "gt", "ge")  # a number on the right is converted by TensorFlow's C++
 
 
-def _operand(value: Any, other: Any, handler: Handler) -> Any:
+def operand_of(value: Any, other: Any, handler: Handler) -> Any:
     """Returns `other` as the tensor that TensorFlow makes of it beside `value`; None where that is not obvious."""
     kind = type(other)
     if kind is LazyTensor or kind is EagerTensor:
         return other
     dtype = value.dtype
-    if kind is ResourceVariable:
-        return value_of(other, handler) if other._dtype is dtype and is_variable(other) else None
+    if kind is ResourceVariable or kind is keras.Variable:
+        variable = plain_variable(other)
+        return value_of(variable, handler) if variable is not None and variable._dtype is dtype else None
     if (kind is float and dtype.is_floating) or (kind is int and dtype in _WIDE and -_LARGEST < other < _LARGEST):
         return handler.constant(other, dtype)
     return None
 
 
+_VARIABLES = (ResourceVariable, keras.Variable)
 _WIDE = (tf.float32, tf.float64, tf.int32, tf.int64)
 _LARGEST = 1 << 24  # integers below are exact in all of these
 
@@ -58,12 +61,12 @@ def _answered(
             handler = answering_handler()
             if handler is not None:
                 number = unconverted and (type(other) is float or type(other) is int)
-                operand = other if number else _operand(self, other, handler)
+                operand = other if number else operand_of(self, other, handler)
                 if operand is not None:
                     result = handler.expected(op, (operand, self) if reflected else (self, operand))
                     if result is not None:
                         return result
-                    if type(other) is ResourceVariable:  # it has been read
+                    if type(other) in _VARIABLES:  # it has been read
                         other = operand
         except Exception as error:
             if not (absorbs(error) if handler is None else handler.fault(error)):
@@ -81,13 +84,13 @@ def _multiplied(operator: Callable[[Any, Any], Any], reflected: bool) -> Callabl
         try:
             handler = answering_handler()
             if handler is not None and type(other) is not float and type(other) is not int:
-                operand = _operand(self, other, handler)
+                operand = operand_of(self, other, handler)
                 if operand is not None:
                     factors = (operand, self) if reflected else (self, operand)
                     result = product(handler, *factors, False, False)
                     if result is not None:
                         return result
-                    if type(other) is ResourceVariable:
+                    if type(other) in _VARIABLES:
                         other = operand
         except Exception as error:
             if not (absorbs(error) if handler is None else handler.fault(error)):

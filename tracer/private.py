@@ -39,6 +39,9 @@ Relies on TensorFlow 2.21; `tests/tracer/test_private.py` pins what each part mu
   which name.
 * `is_resource_variable`, `CompositeTensor`: what C++ would convert where no hook sees it.
 * `ResourceVariable`, `variable_accessed`: what `tf.Variable(...)` makes, how it is read, and how tapes are notified.
+* `gen_resource_variable_ops`: what the methods of a variable issue that write to it; `_lazy_read`: what they return.
+* `KerasVariable`: the class whose operators call functions of `keras_numpy` on its `_value`, a `tf.Variable`, as its
+  `assign` writes to that; all ask `global_state` for an `autocast_scope` and a `stateless_scope`.
 * `DatasetV2._functions`, `_inputs`: the functions that a dataset runs, and its input datasets.
 * `FuncRegistry`: kernels of `py_function` and `numpy_function` call its single instance with a token, a device and
   arguments; the result must be eager tensors or arrays, by exact type.
@@ -55,6 +58,8 @@ from typing import Any
 import tensorflow as tf
 from keras.src.backend import config as keras_config
 from keras.src.backend.common import global_state
+from keras.src.backend.common.variables import Variable as KerasVariable
+from keras.src.backend.tensorflow import numpy as keras_numpy
 from keras.src.losses import loss as keras_losses
 from keras.src.ops.node import Node as KerasNode
 from keras.src.utils import tracking as keras_tracking
@@ -74,7 +79,7 @@ from tensorflow.python.framework import (
 )
 from tensorflow.python.framework.composite_tensor import CompositeTensor
 from tensorflow.python.framework.config import is_op_determinism_enabled
-from tensorflow.python.ops import check_ops, control_flow_assert, handle_data_util
+from tensorflow.python.ops import check_ops, control_flow_assert, gen_resource_variable_ops, handle_data_util
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable, is_resource_variable, variable_accessed
 from tensorflow.python.ops.script_ops import FuncRegistry
 from tensorflow.python.trackable.base import Trackable
@@ -88,12 +93,13 @@ plain_assert = inspect.unwrap(control_flow_assert.Assert)
 injecting_code = next(c for c in inject_argument_info.__code__.co_consts if inspect.iscode(c))
 
 __all__ = [
-    "CompositeTensor", "EagerTensor", "FuncRegistry", "KerasNode", "ResourceVariable", "Trackable", "binary_assert",
-    "config_pb2", "constant_op", "context", "core", "cpp_shape_inference_pb2", "func_graph", "function_pb2",
-    "functions_of_dataset", "global_state", "gradient_code", "handle_data_util", "inject_argument_info",
-    "injecting_code", "is_op_determinism_enabled", "is_resource_variable", "keras_config", "keras_losses",
-    "keras_tracking", "node_def_pb2", "op_def_library", "op_def_registry", "ops", "plain_assert", "pywrap_tf_session",
-    "pywrap_tfe", "quiet", "record", "tensor_shape_pb2", "types_pb2", "variable_accessed",
+    "CompositeTensor", "EagerTensor", "FuncRegistry", "KerasNode", "KerasVariable", "ResourceVariable", "Trackable",
+    "binary_assert", "config_pb2", "constant_op", "context", "core", "cpp_shape_inference_pb2", "func_graph",
+    "function_pb2", "functions_of_dataset", "gen_resource_variable_ops", "global_state", "gradient_code",
+    "handle_data_util", "inject_argument_info", "injecting_code", "is_op_determinism_enabled", "is_resource_variable",
+    "keras_config", "keras_losses", "keras_numpy", "keras_tracking", "node_def_pb2", "op_def_library",
+    "op_def_registry", "ops", "plain_assert", "pywrap_tf_session", "pywrap_tfe", "quiet", "record", "tensor_shape_pb2",
+    "types_pb2", "variable_accessed",
 ]  # fmt: skip
 
 _ABSEIL = "_ZN4absl12lts_2025081411MinLogLevelEv", "_ZN4absl12lts_2025081414SetMinLogLevelENS0_18LogSeverityAtLeastE"

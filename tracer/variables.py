@@ -11,13 +11,14 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tracer import hooks
 from tracer.faults import absorbs, passes
 from tracer.handler import Handler
 from tracer.intercept import answering_handler
-from tracer.private import ResourceVariable, pywrap_tfe, variable_accessed
+from tracer.private import ResourceVariable, global_state, pywrap_tfe, variable_accessed
 
 _OTHERS = (tf.variant, tf.resource)  # dtypes whose spec needs more than dtype and shape
 
@@ -30,6 +31,19 @@ def is_variable(value: Any) -> bool:
         and value._caching_device is None
         and value._dtype not in _OTHERS
     )
+
+
+def plain_variable(value: Any) -> Any:
+    """Returns the plain `tf.Variable` that this is, or that Keras reads where this variable is used; else None."""
+    kind = type(value)
+    if kind is keras.Variable:
+        scopes = vars(global_state.GLOBAL_STATE_TRACKER)
+        if scopes.get("autocast_scope") is not None or scopes.get("stateless_scope") is not None:
+            return None
+        value = value._value
+    elif kind is not ResourceVariable:
+        return None
+    return value if is_variable(value) else None
 
 
 def value_of(variable: Any, handler: Handler) -> Any:

@@ -23,7 +23,7 @@ from coexec.follow.flush import admit, carry_out, diverge, flush, flush_for, is_
 from coexec.follow.liveness import referenced
 from coexec.follow.tape_entry import FastEntry
 from coexec.launch.executor import SegmentExecutor
-from tracer import intercept, operators
+from tracer import intercept, keras_variables, operators
 from tracer.constants import constant_output, index_outputs
 from tracer.cursor import Mismatch
 from tracer.errors import FailedTensor
@@ -37,7 +37,8 @@ from tracer.op import plain_name, signature_of
 
 _new = LazyTensor.__new__
 
-assert operators  # imported for what it installs
+assert operators  # imported for what they install
+assert keras_variables
 
 # Makes a library call of the program's: function, positional and keyword arguments.
 LibraryCall = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]

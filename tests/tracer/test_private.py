@@ -19,6 +19,7 @@ from tracer.lazy import LazyTensor
 from tracer.private import (
     CompositeTensor,
     EagerTensor,
+    KerasVariable,
     ResourceVariable,
     Trackable,
     binary_assert,
@@ -30,6 +31,7 @@ from tracer.private import (
     func_graph,
     function_pb2,
     functions_of_dataset,
+    gen_resource_variable_ops,
     global_state,
     gradient_code,
     handle_data_util,
@@ -37,6 +39,7 @@ from tracer.private import (
     is_resource_variable,
     keras_config,
     keras_losses,
+    keras_numpy,
     node_def_pb2,
     op_def_library,
     op_def_registry,
@@ -958,3 +961,24 @@ def test_kernels_call_the_registry_of_python_functions(monkeypatch):
         assert [int(n) for n in mapped] == [1, 2]
     assert {(kind, count) for kind, _, count in asked} == {(private.FuncRegistry, 1)}
     assert len(asked) == 5
+
+
+def test_how_keras_variables_compute_and_are_written():
+    """Operators call Keras' functions on the variable inside; scopes decide what that is; writes are one operation."""
+    v = keras.Variable(X)
+    assert isinstance(v, KerasVariable)
+    assert type(v._value) is ResourceVariable
+    scopes = vars(global_state.GLOBAL_STATE_TRACKER)
+    assert scopes.get("autocast_scope") is None
+    with keras.src.backend.AutocastScope("float16"):
+        assert scopes["autocast_scope"] is not None
+    with keras.StatelessScope():
+        assert scopes["stateless_scope"] is not None
+    assert scopes["stateless_scope"] is None
+    for name in ("add", "subtract", "multiply", "true_divide", "power"):
+        assert getattr(keras_numpy, name)(v.value, X).dtype is X.dtype
+    plain = v._value
+    assert plain._validate_shape
+    gen_resource_variable_ops.assign_variable_op(plain._handle, X * 2.0, validate_shape=True)
+    assert plain.numpy().tolist() == (X * 2.0).numpy().tolist()
+    assert type(plain._lazy_read(None)) is type(plain.assign(X))
