@@ -14,6 +14,7 @@ from typing import Any, Literal, overload
 
 import tensorflow as tf
 
+from coexec.base.explanation import Explanation, together
 from coexec.base.options import Options
 from coexec.base.stats import Stats
 from coexec.compile.disk_store import store
@@ -45,6 +46,25 @@ def clear(disk: bool = False) -> None:
     kept = store() if disk else None
     if kept is not None:
         kept.clear()
+
+
+def explain(function: Any = None, *, as_dict: bool = False) -> Any:
+    """Returns `function.explain()`; without a function, the reports of all decorated ones that have been called.
+
+    Those of one process come as one report, first the functions whose calls have taken most time. A model that was
+    given to `coexec.accelerate` is asked by its `train_function`.
+
+    Args:
+      function: a decorated function, or anything else that has `explain()`.
+      as_dict: return the dict of `as_dict()` instead, under "functions" where it is of the whole process.
+    """
+    if function is None:
+        found = together([each.explain() for each in functions() if each.stats().calls])
+    elif hasattr(function, "explain"):
+        found = function.explain()
+    else:
+        raise TypeError(f"explain takes a function that coexec has decorated, or nothing, not {function!r}")
+    return found.as_dict() if as_dict else found
 
 
 def register_library(module: str | types.ModuleType) -> None:
@@ -144,9 +164,13 @@ class Function:
         """Returns counters of how calls and operations have run so far."""
         return self._controller.ledger.stats()
 
-    def explain(self) -> str:
-        """Returns each distinct reason why something missed the fast path, with its place and what to do."""
-        return self._controller.ledger.explain(self._controller.name)
+    def explain(self) -> Explanation:
+        """Returns what a call takes of eager's time, what it could take, and why: most expensive causes first.
+
+        That is a string; `as_dict()` has the same for programs, and `show()` prints it in colours. Times come from the
+        clock that decides whether following pays: of the last calls, and of some that it lets run plainly.
+        """
+        return self._controller.explain()
 
     def clear(self) -> None:
         """Drops the trace graph, memoized calls and executables; the next call records again."""

@@ -96,13 +96,15 @@ class Carried:
     """
 
     __slots__ = (
-        "assertion", "closed", "executables", "notes", "pattern", "pause", "regions", "spelled", "tape", "visits",
+        "assertion", "closed", "executables", "notes", "pattern", "pause", "reading", "regions", "spelled", "tape",
+        "visits",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.visits = 0  # calls that cut right after this step
         self.executables: Any = None  # what is compiled for the segment that ends here
         self.pause = False  # whether there is a host gap after this step
+        self.reading: Any = None  # the tally of reads that have cut here
         self.regions: Any = None  # memoized library calls that start after this step, by key
         self.pattern: Any = None  # arguments of the most recent of them
         self.spelled: dict[int, tuple[Any, Any]] | None = None  # by input: a list's frozen value, its constant

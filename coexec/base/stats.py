@@ -1,44 +1,16 @@
-"""Stats: counts and explains what happened in a function's calls."""
+"""Stats: counts what happened in a function's calls, and notes why something missed the fast path."""
 
 from __future__ import annotations
 
-import enum
 import threading
 from collections import Counter
 from dataclasses import dataclass
 
+from coexec.base import logs
+from coexec.base.causes import Cause, Kind, Tally
 from coexec.base.tuning import tuning
 
-
-class Kind(enum.Enum):
-    """The kinds of causes that `explain()` lists; each distinct cause is kept once, with a count."""
-
-    DIVERGENCE = "divergence"  # the program did something that is not in the trace graph
-    CUT = "segment cut"  # a value was fetched, or an operation runs on its own
-    XLA = "not compiled by XLA"  # the segment runs as a TensorFlow graph
-    BACKEND = "backend chosen by measurement"  # XLA or the graph, whichever was faster
-    FOLDED = "compiled as loops"  # repeated operations were rerolled
-    IMPERATIVE = "not compiled"  # the segment's operations run one by one
-    FAULT = "failure of the runtime itself"  # the call continued imperatively; a bug to report
-    FAILURE = "failed operation"  # an operation raised
-    DECISION = "decision on a tensor"  # taken by Python, which waits for the value, or on the device
-    VALIDATION = "found by validation"  # an executable, or a memoized call, behaved differently
-    LIBRARY = "library call not followed as one"  # its Python runs
-    BACKOFF = "backed off"  # calls ran imperatively, since following did not pay
-
-
-@dataclass(frozen=True)
-class Cause:
-    """Why a call, or a part of it, missed the fast path: the place, what was expected, and what was seen."""
-
-    kind: Kind
-    text: str
-    location: str
-    hint: str = ""
-
-    def __str__(self) -> str:
-        hint = f"\n    what to do: {self.hint}" if self.hint else ""
-        return f"{self.text}\n    at {self.location}{hint}"
+__all__ = ["Cause", "EventLog", "Kind", "Stats"]
 
 
 @dataclass(frozen=True)
@@ -72,11 +44,12 @@ class Stats:
 class EventLog:
     """Collects counters and causes; owned by one function, shared by its threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "") -> None:
+        self.name = name
         self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()
         self.segments: list[int] = []
-        self.causes: Counter[Cause] = Counter()
+        self.causes: dict[Cause, Tally] = {}
 
     def count(self, *names: str, **by: int) -> None:
         """Increments these counters of `Stats` by one, or by the value of a keyword."""
@@ -88,12 +61,21 @@ class EventLog:
                 for name, more in by.items():
                     counts[name] += more
 
-    def cause(self, kind: Kind, text: str, location: object, hint: str = "") -> None:
-        """Counts a cause; drops new ones beyond `tuning.max_causes`."""
-        cause = Cause(kind, text, str(location), hint)
+    def cause(
+        self, kind: Kind, text: str, location: object, hint: str = "", *, expected: str = "", seen: str = ""
+    ) -> Tally:
+        """Counts a cause, and returns its tally, to count it again; drops new ones beyond `tuning.max_causes`."""
+        cause = Cause(kind, text, str(location), hint, expected, seen)
         with self._lock:
-            if cause in self.causes or len(self.causes) < tuning.max_causes:
-                self.causes[cause] += 1
+            tally = self.causes.get(cause)
+            if tally is None:
+                tally = Tally()
+                if len(self.causes) < tuning.max_causes:
+                    self.causes[cause] = tally
+            tally.count += 1
+        if tally.count == 1 and logs.wanted:
+            logs.event(kind.value.topic, f"{self.name}: {kind.value.id}: {text}, at {location}")
+        return tally
 
     def compiled(self, ops: int) -> None:
         """Counts a compiled segment of `ops` operations."""
@@ -101,25 +83,15 @@ class EventLog:
             self.counts["compiles"] += 1
             if len(self.segments) < tuning.max_segments_told:
                 self.segments.append(ops)
+        if logs.wanted:
+            logs.event("compile", f"{self.name}: a segment of {ops} operations is compiled")
 
     def stats(self) -> Stats:
         """Returns a snapshot of the counters."""
         with self._lock:
             return Stats(**self.counts, ops_per_segment=tuple(self.segments))
 
-    def explain(self, name: str) -> str:
-        """Returns the distinct causes, grouped by kind, most frequent first."""
+    def noted(self) -> dict[Cause, Tally]:
+        """Returns a snapshot of the causes."""
         with self._lock:
-            causes = sorted(self.causes.items(), key=lambda item: -item[1])
-        stats = self.stats()
-        lines = [
-            f"{name}: {stats.calls} calls, {stats.followed} followed, {stats.diverged} diverged, "
-            f"{stats.recorded} recorded, {stats.imperative} imperative; {stats.launches} launches, "
-            f"{stats.compiles} compiles, {100 * stats.share_followed:.1f} % of the operations followed"
-        ]
-        for kind in Kind:
-            of_kind = [(cause, times) for cause, times in causes if cause.kind is kind]
-            if of_kind:
-                lines.append(f"{kind.value}:")
-                lines += [f"  {times} x {cause}" for cause, times in of_kind]
-        return "\n".join(lines)
+            return {cause: Tally(tally.count, tally.seconds) for cause, tally in self.causes.items()}

@@ -75,6 +75,11 @@ class Tuning:
 
     max_causes: int = 200  # listed by `explain`
     max_segments_told: int = 1000
+    log_lines: int = 20  # of one topic
+    log_seconds: float = 10.0  # in so many seconds
+    pace_calls: int = 64  # calls whose mean is what a call takes
+    # Seconds that a cut costs: one launch more, 16 us of XLA's and 80 us of a graph, and Python waits for the values.
+    cut_seconds: float = 5e-5
     nan_values_shown: int = 6  # per input, in a message
 
     # Calls of any function (`guards/watch`, `memoize/door`).

@@ -14,8 +14,10 @@ from typing import Any
 import tensorflow as tf
 
 from coexec.base import fork, modes
+from coexec.base.causes import Kind, Tally
+from coexec.base.explanation import Explanation, explained
 from coexec.base.options import Divergence, Options
-from coexec.base.stats import EventLog, Kind
+from coexec.base.stats import EventLog
 from coexec.base.tuning import tuning
 from coexec.debug.nan_watch import NanWatch
 from coexec.dispatch.host_gaps import TimedFollower, is_timed, note
@@ -46,7 +48,7 @@ class Controller:
         self.function = function
         self.options = options
         self.name = name
-        self.ledger = EventLog()
+        self.ledger = EventLog(name)
         self.graph = TraceGraph(name)
         self.segments = SegmentExecutor(options, self.ledger, name)
         self.known_calls = KnownCalls()
@@ -138,8 +140,7 @@ class Controller:
         if fork.forked:
             fork.warn_once()
         if mode.imperative or fork.forked or tf.config.functions_run_eagerly():
-            self.ledger.count("imperative")
-            return attempt(*args, **kwargs)
+            return self._run_as_asked(attempt, args, kwargs)
         options, settled, invests = self.options, False, False
         if mode is not modes.NONE:
             options, settled = self._options_under(mode), mode.settled
@@ -149,8 +150,9 @@ class Controller:
             verdict = self.sizes.judge(args, kwargs, self.account.affords, self.graph.size() < tuning.graph_room)
             if not verdict:
                 text = "its arguments come in ever other sizes: calls run plainly until one has come often"
-                self.ledger.cause(Kind.BACKOFF, text, self.name, "coexec.dynamic pads arguments to few sizes")
-                return self._run_plainly(attempt, args, kwargs)
+                hint = "coexec.dynamic pads arguments to few sizes"
+                tally = self.ledger.cause(Kind.SIZES, text, self.name, hint)
+                return self._run_plainly(attempt, args, kwargs, tally)
             invests = verdict is Verdict.INVEST
         intercept.hold()
         attempt.holds = True
@@ -187,14 +189,28 @@ class Controller:
         finally:
             intercept.release()
 
-    def _run_plainly(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_as_asked(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a call plainly because of a mode; its time tells reports what eager takes."""
+        self.ledger.count("imperative")
+        began = time.perf_counter()
+        try:
+            return attempt(*args, **kwargs)
+        finally:
+            self.account.ran_as_asked(time.perf_counter() - began)
+
+    def _run_plainly(
+        self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any], tally: Tally | None = None
+    ) -> Any:
         self.land()
         self.ledger.count("imperative")
         began = time.perf_counter()
         try:
             return attempt(*args, **kwargs)
         finally:
-            self.account.ran_plainly(time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            self.account.ran_plainly(seconds)
+            if tally is not None:
+                tally.seconds += seconds
 
     def _record(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.land()
@@ -253,6 +269,9 @@ class Controller:
                 counts = self.ledger.counts
                 compiled = (compiles, validated) != (counts["compiles"], counts["validated"])
                 known = not following.cursor.adopted and following.recorder is None and not compiled
+                self.account.timed(seconds, known)
+                if following.divergence is not None:
+                    following.divergence.seconds += seconds
                 if following.trial is not None:
                     assert self.control is not None
                     self.control.took(following.trial, seconds if known and finished and kind is Follower else None)
@@ -292,13 +311,13 @@ class Controller:
         before, self._pauses = self._pauses, following.pauses()
         if note(before, self._pauses):
             text = "Python takes its time here: operations before it are launched beside it"
-            self.ledger.cause(Kind.CUT, text, self.name)
+            self.ledger.cause(Kind.PAUSE, text, self.name)
 
     def _consider(self, following: Follower, seconds: float, most: float) -> None:
         """Has the next calls run plainly if following them does not pay; strict functions are always followed."""
         if not self.options.strict and self.account.followed(seconds, _is_routine(following, seconds), most):
             text = "following took longer than plain calls, so some run plainly"
-            self.ledger.cause(Kind.BACKOFF, text, self.name, "see the divergences")
+            self.ledger.cause(Kind.BACKOFF, text, self.name)
 
     def _settle(self, following: Follower, finished: bool) -> None:
         """Counts a followed call, and learns what it recorded."""
@@ -323,6 +342,10 @@ class Controller:
         self.ledger.count(ops_recorded=len(trace.calls))
         with self._lock, intercept.handling(None):
             merge(self.graph, trace)
+
+    def explain(self) -> Explanation:
+        """Returns what the calls cost, and why."""
+        return explained(self.name, self.ledger.stats(), self.ledger.noted(), self.account.pace())
 
     def clear(self) -> None:
         """Forgets all paths and releases all executables."""

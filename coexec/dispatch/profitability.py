@@ -7,6 +7,7 @@ import statistics
 import threading
 from collections import deque
 
+from coexec.base.explanation import Pace
 from coexec.base.tuning import tuning
 
 
@@ -27,6 +28,9 @@ class Profitability:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._plain: deque[float] = deque(maxlen=tuning.plain_calls_kept)
+        self._taken: deque[float] = deque(maxlen=tuning.pace_calls)  # by the last calls, however they ran
+        self._steady: deque[float] = deque(maxlen=tuning.pace_calls)  # by followed ones that met nothing new
+        self._asked: deque[float] = deque(maxlen=tuning.plain_calls_kept)  # by plain calls that the program asked for
         self._per_call = 0.0  # what most of them took at most
         self._doubt = 0.0
         self._balance = 0.0
@@ -50,6 +54,7 @@ class Profitability:
         """Notes a call that ran plainly."""
         with self._lock:
             self._plain.append(seconds)
+            self._taken.append(seconds)
             self._per_call = statistics.median_low(self._plain)
             self._since = 0
 
@@ -96,3 +101,24 @@ class Profitability:
         """Returns whether following has saved enough to find out about other sizes; False while nothing is timed."""
         with self._lock:
             return bool(self._plain) and self._balance >= tuning.following_allowance * self._per_call / 2
+
+    def ran_as_asked(self, seconds: float) -> None:
+        """Notes what a call has taken that ran plainly because the program wants it so: that decides nothing."""
+        self._asked.append(seconds)
+
+    def timed(self, seconds: float, steady: bool) -> None:
+        """Notes what a followed call has taken, for reports; `steady`: whether it met nothing new."""
+        self._taken.append(seconds)
+        if steady:
+            self._steady.append(seconds)
+
+    def pace(self) -> Pace:
+        """Returns what calls take now, and what they take plainly, as far as they were timed."""
+        with self._lock:
+            taken, steady, plain = list(self._taken), list(self._steady), [*self._plain, *self._asked]
+        return Pace(
+            len(taken),
+            statistics.fmean(taken) if taken else None,
+            statistics.median(steady) if steady else None,
+            statistics.median_low(plain) if plain else None,
+        )

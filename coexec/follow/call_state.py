@@ -12,6 +12,7 @@ from enum import IntEnum, auto
 from typing import Any, NamedTuple, Protocol
 
 from coexec.base.budget import Budget
+from coexec.base.causes import Tally
 from coexec.base.options import Options
 from coexec.base.stats import EventLog
 from coexec.base.tuning import tuning
@@ -152,6 +153,7 @@ class CallState:
         "cursor",
         "deferred",
         "device",
+        "divergence",
         "error",
         "faults",
         "flight",
@@ -194,6 +196,7 @@ class CallState:
         self.values: list[Any] = []  # the lazy tensors of the running segment by their numbers; None: nobody wants it
         self.constants: list[LazyTensor] = []  # those that were made of Python values
         self.forced = tuning.forced_event
+        self.divergence: Tally | None = None  # of the cause of it
         self.recorder: Recorder | None = None  # who answers operations from a divergence or failure on
         self.error: BaseException | None = None  # of the operation for which tensors of this call have no value
         self.owner, self.device = threading.get_ident(), intercept.device_in_scope()

@@ -157,7 +157,9 @@ def diverge(run: CallState, mismatch: Mismatch | None) -> None:
     """Carries out what is pending and lets a recorder take over."""
     flush(run)
     assert mismatch is not None
-    run.ledger.cause(Kind.DIVERGENCE, str(mismatch), mismatch.location, mismatch.hint)
+    run.divergence = run.ledger.cause(
+        Kind.DIVERGENCE, str(mismatch), mismatch.location, mismatch.hint, expected=mismatch.expected, seen=mismatch.seen
+    )
     run.record(Event.DIVERGE)
     if run.options.strict:
         raise Divergence(f"{mismatch}, at {mismatch.location}")

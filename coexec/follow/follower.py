@@ -205,7 +205,8 @@ class Follower(CallState):
                 step.spelled = spelled(given, args) or None
             if step is None and cursor.mismatch is not None and cursor.mismatch.kind == "unsupported input":
                 # TensorFlow refuses it, most likely, and the program hears so; it is no part of the graph.
-                self.ledger.cause(Kind.CUT, f"{op} refuses its input: {cursor.mismatch.seen}", cursor.mismatch.location)
+                text = f"{op} refuses its input: {cursor.mismatch.seen}"
+                self.ledger.cause(Kind.INPUT, text, cursor.mismatch.location)
                 flush_for(self, args)
                 return None, args
         elif step is None:
@@ -347,9 +348,12 @@ class Follower(CallState):
         with lock:
             if lazy._value is None:
                 step = self.cursor.step
-                if step.parent is not None and step.visits == 0:
-                    hint = "read it later, or together with others, if the program does not need it here"
-                    self.ledger.cause(Kind.CUT, "a value was read", place_of(), hint)
+                if step.parent is not None:
+                    if step.visits == 0:  # finding the place takes time
+                        hint = "read it later, or together with others, if the program does not need it here"
+                        step.reading = self.ledger.cause(Kind.READ, "a value was read", place_of(), hint)
+                    elif step.reading is not None:
+                        step.reading.count += 1
                 self.flush()
             if lazy._value is None:
                 raise FailedTensor("the operation that makes this tensor failed, or one before it did") from self.error

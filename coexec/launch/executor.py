@@ -260,7 +260,7 @@ class SegmentExecutor:
         if not is_hopeless(last.live, seconds):
             return False
         text = f"to compile its {last.live} operations holds up a call"
-        self.ledger.cause(Kind.CUT, text, last.place, "read a value in between: shorter segments take less")
+        self.ledger.cause(Kind.LARGE, text, last.place, "read a value in between: shorter segments take less")
         return last.visits >= tuning.hopeless_visits
 
     def _without_xla(self, compiled: Compiled, last: Step, alive: list[int]) -> Executable | None:

@@ -60,6 +60,7 @@ class CallSites:
         self._origin = run.cursor.base
         self._outsiders: dict[int, tuple[int, Any]] = {}  # eager tensors by id: in which order they appeared
         self._surroundings = Surroundings()
+        self._inside = 0.0  # seconds in library calls inside of the one that runs now
         self._kept: list[Any] = []  # what the key names by its id, beside arguments
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -176,13 +177,31 @@ class CallSites:
 
     def _tell(self, function: Any, reason: str) -> None:
         told = self._known.reported
-        what = getattr(function, "__code__", function), reason  # a function that is made anew on every call, too
-        if what not in told and len(told) < 1000:  # finding the place takes time
-            told.add(what)
-            self.run.ledger.cause(Kind.LIBRARY, f"{function.__qualname__}: {reason}", place_of())
+        tally = told.get((function, reason))
+        if tally is not None:
+            tally.count += 1
+        elif len(told) < 1000:  # finding the place takes time
+            kind = Kind.GRADIENT if function is gradient else Kind.LIBRARY
+            tally = self.run.ledger.cause(kind, f"{function.__qualname__}: {reason}", place_of())
+            told[function, reason] = tally
+        if tally is not None:
+            self._known.reasons[function] = tally
 
     def _run_plainly(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Makes a call as the program does; a tape that has given its gradient has no more use for its records."""
+        """Makes a call as the program does; its time counts for the last reason given, without that of calls inside."""
+        tally = self._known.reasons.get(function)
+        if tally is None:
+            return self._run_untimed(function, args, kwargs)
+        outside, self._inside, began = self._inside, 0.0, time.perf_counter()
+        try:
+            return self._run_untimed(function, args, kwargs)
+        finally:
+            took = time.perf_counter() - began
+            tally.seconds += took - self._inside
+            self._inside = outside + took
+
+    def _run_untimed(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Makes the call; a tape that has given its gradient has no more use for its records."""
         helper = helper_of(function)
         if helper is not None:
             helper.misses += 1

@@ -130,14 +130,10 @@ def counts(function: Any) -> dict[str, int]:
 def told(function: Any) -> dict[tuple[str, str], int]:
     """How often each cause came, by its kind and text, from `explain()`."""
     found: dict[tuple[str, str], int] = {}
-    kind = ""
-    for line in without_root(re.sub(r"/\S*/site-packages/", "", function.explain())).splitlines()[1:]:
-        cause = re.match(r"  (\d+) x (.*)", line)
-        if cause:
-            text = re.sub(r"0x\w+|\b\d+\b", "N", cause[2])[:160]
-            found[kind, text] = found.get((kind, text), 0) + int(cause[1])
-        elif not line.startswith(" "):
-            kind = line.rstrip(":")
+    for cause in function.explain().as_dict()["causes"]:
+        line = without_root(re.sub(r"/\S*/site-packages/", "", cause["text"])).partition("\n")[0]
+        key = cause["kind"], re.sub(r"0x\w+|\b\d+\b", "N", line)[:160]
+        found[key] = found.get(key, 0) + cause["count"]
     return found
 
 

@@ -449,10 +449,11 @@ def test_a_keras_train_step(eagerly):
 
 
 def said(fn):
-    """`explain()` with the file's name made relative and line numbers counted from the function's."""
+    """`explain()` with the file's name made relative, lines counted from the function's, and nothing by the clock."""
     first = inspect.unwrap(fn).__code__.co_firstlineno
     text = fn.explain().replace(__file__, "FILE")
-    return re.sub(r"FILE:(\d+) in [\w.<>]+", lambda m: f"FILE+{int(m[1]) - first}", text)
+    text = re.sub(r"FILE:(\d+) in [\w.<>]+", lambda m: f"FILE+{int(m[1]) - first}", text)
+    return re.sub(r"(a call: [\d.]+ x).*", r"\1", text)
 
 
 def branching(x, kind):
@@ -465,14 +466,19 @@ def branching(x, kind):
 def test_what_explain_says_of_a_new_operation():
     """A path that was not known is told once, with its place, what was expected and what to do."""
     fn = coexec.function(branching, name="branching")
-    for kind in (0, 0, 1, 1, 0):
+    for kind in (0, 0, 1, 1, 0, 0, 0, 0, 0, 0):
         fn(X, kind)
-    head, *lines = said(fn).splitlines()
-    assert head.startswith("branching: 5 calls, 3 followed, 1 diverged, 1 recorded, 0 imperative; ")
+    now, best, change, counts, *lines = said(fn).splitlines()
+    assert now.startswith("branching: a call takes ")
+    assert best.startswith("at best: ")
+    assert change.startswith("to change: CX-DIVERGE at FILE:")
+    assert counts.startswith("10 calls, 8 followed, 1 diverged, 1 recorded, 0 imperative; ")
     assert lines == [
-        "divergence:",
+        "CX-DIVERGE, divergence: the program did something new: the rest of that call was recorded",
         "  1 x new operation: expected Mul at FILE+4, saw Square",
         "    at FILE+3",
+        "    | return tf.square(y)",
+        "    a call: 0.1 x",
         "    what to do: nothing, if this path is one of few; each is recorded once",
     ]
 
@@ -483,10 +489,14 @@ def test_what_explain_says_of_an_unsupported_input():
     for n in (1.0, 2.0, "a"):
         with pytest.raises(TypeError, match="Cannot convert 'a' to EagerTensor") if n == "a" else nullcontext():
             fn(X, n)
-    assert said(fn).splitlines()[1:] == [
-        "segment cut:",
+    assert said(fn).splitlines()[4:] == [
+        "CX-INPUT, segment cut: TensorFlow refuses what an operation is given",
         "  1 x Mul refuses its input: Cannot convert 'a' to EagerTensor of dtype float",
         "    at FILE+0",
+        '    | fn = coexec.function(lambda x, n: x * n, name="times")',
+        "    a call: 0.333 x",
+        "    expected: an input that a tensor can be made of",
+        "    what to do: give it a tensor, or a value that becomes one",
     ]
 
 
@@ -496,10 +506,12 @@ def test_what_explain_says_of_a_forced_divergence():
     fn(X, 0)
     with testing.diverge_at(1):
         fn(X, 0)
-    assert said(fn).splitlines()[1:] == [
-        "divergence:",
+    assert said(fn).splitlines()[4:] == [
+        "CX-DIVERGE, divergence: the program did something new: the rest of that call was recorded",
         "  1 x forced: expected nothing, saw a test that asks for a divergence",
         "    at coexec.testing.diverge_at",
+        "    a call: 0.5 x",
+        "    what to do: nothing, if this path is one of few",
     ]
 
 
@@ -508,19 +520,25 @@ def test_what_explain_says_of_a_cut():
     fn = coexec.function(lambda x: tf.strings.as_string(x * 2.0), name="cut")
     for _ in range(4):
         fn(X)
-    assert said(fn).splitlines()[1:] == [
-        "segment cut:",
+    assert said(fn).splitlines()[4:] == [
+        "CX-ALONE, segment cut: an operation runs on its own, between two launches",
         "  3 x AsString runs on its own: strings cannot be compiled",
         "    at FILE+0",
+        '    | fn = coexec.function(lambda x: tf.strings.as_string(x * 2.0), name="cut")',
+        "    a call: 0.75 x",
+        "    expected: operations that can be launched together",
+        "    what to do: move it to the beginning or end of the step, or out of it",
     ]
 
 
 def test_what_explain_says_of_a_read():
-    """A value that Python reads is told as a cut with the place of the reading."""
+    """A value that Python reads is told as a cut with the place of the reading, each time that it is read."""
     fn = coexec.function(lambda x: float(tf.reduce_sum(x)) + float(x[0]), name="read")
     for _ in range(4):
         fn(X)
-    assert "segment cut:" in fn.explain()
+    (found,) = (cause for cause in fn.explain().as_dict()["causes"] if cause["id"] == "CX-READ")
+    assert (found["kind"], found["count"]) == ("segment cut", 6)
+    assert found["source"].startswith("fn = coexec.function(lambda x: float(tf.reduce_sum(x))")
 
 
 REFUSALS = {
@@ -541,7 +559,8 @@ def test_what_explain_says_of_a_refusal_of_xla(reason):
         fn(X)
     assert fn.stats().launches > 0
     text = re.sub(r"FILE\+\d", "FILE+0", said(fn))
-    assert f"not compiled by XLA:\n  1 x {reason}\n    at FILE+0" in text
+    assert f"not compiled by XLA: a segment, or a part of it, runs as a TensorFlow graph\n  1 x {reason}\n" in text
+    assert "\n    at FILE+0\n" in text
 
 
 def test_what_explain_says_of_a_failed_operation():
@@ -553,9 +572,9 @@ def test_what_explain_says_of_a_failed_operation():
         except tf.errors.InvalidArgumentError:
             continue
     text = said(fn)
-    assert "failed operation:\n  1 x InvalidArgumentError: " in text
+    assert "failed operation: an operation raised, as it does eagerly\n  1 x InvalidArgumentError: " in text
     assert "indices = 9 is not in [0, 2)" in text
-    assert text.endswith("\n    at FILE+0")
+    assert "\n    at FILE+0\n" in text
 
 
 def test_strict():

@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from coexec.base.causes import Cause, Kind, Tally
+from coexec.base.explanation import Pace, explained
+from coexec.base.stats import Stats
 from examples.ecosystem import EXAMPLES, Example, __main__, example
 from examples.ecosystem.measure import measure, told
 from examples.ecosystem.rows import Plan, Row, as_markdown, half_of, read
@@ -81,13 +84,15 @@ def test_a_library_that_is_not_installed_is_skipped():
 
 
 def test_causes_are_counted_by_kind():
+    causes = {
+        Cause(Kind.READ, "a value was read in /x/lib/site-packages/a.py", "a.py:1 in f"): Tally(12),
+        Cause(Kind.READ, "a value was read in a.py", "a.py:9 in f"): Tally(3),
+        Cause(Kind.BACKOFF, "after 16 calls", "step"): Tally(1),
+    }
+
     class Function:
         def explain(self):
-            return (
-                "step: 3 calls\nsegment cut:\n  12 x a value was read in /x/lib/site-packages/a.py\n    at a.py:1\n"
-                "  3 x a value was read in a.py\n"
-                "    at a.py:9\nbacked off:\n  1 x after 16 calls"
-            )
+            return explained("step", Stats(calls=3), causes, Pace())
 
     assert told(Function()) == {("segment cut", "a value was read in a.py"): 15, ("backed off", "after N calls"): 1}
 
