@@ -57,7 +57,9 @@ EXEMPT = {
         "tracer.recorder:Recorder.fault",
         "coexec.memoize.observe:Observation._give_way",
     ),
-    "made for another use, while modules are imported": ("coexec.training", "coexec.__main__", "coexec.testing:"),
+    "made for another use, while modules are imported": (
+        "coexec.training", "coexec.__main__", "coexec.cli", "coexec.testing:",
+    ),
     "runs the program's own code and nothing else": (
         "coexec.dispatch.controller:run", "coexec.dispatch.controller:Attempt.",
     ),

@@ -52,7 +52,9 @@ COEXEC = [
     ["export"],
     ["api"],
     ["training"],
-    ["testing", "__init__", "__main__"],
+    ["__init__", "testing"],
+    ["cli"],
+    ["__main__"],
 ]
 
 # Imports against the order, each inside of a function that is called long after both modules are there.

@@ -86,7 +86,7 @@ def explained(name: str, stats: Stats, causes: dict[Cause, Tally], pace: Pace) -
     findings = [finding_of(cause, tally, calls, steady) for cause, tally in ranked]
     dearest = _dearest(ranked, findings)
     best = _best(ranked, pace, calls)
-    verdict = [_now(name, pace, stats.calls), _at_best(pace, best), _to_change(dearest)]
+    verdict = [_now(name, pace), _at_best(pace, best), _to_change(dearest)]
     counts = (
         f"{stats.calls} calls, {stats.followed} followed, {stats.diverged} diverged, "
         f"{stats.recorded} recorded, {stats.imperative} imperative; {stats.launches} launches, "
@@ -177,14 +177,13 @@ def _share(seconds: float | None, pace: Pace) -> float | None:
     return seconds / pace.eager if seconds is not None and pace.eager else None
 
 
-def _now(name: str, pace: Pace, calls: int) -> str:
+def _now(name: str, pace: Pace) -> str:
     if pace.now is None:
         return f"{name}: a call takes a time that is not known yet: none has been followed"
     share = _share(pace.now, pace)
     if pace.eager is None or share is None:
         return f"{name}: a call takes {_time(pace.now)}; eager's time is not known"
-    learning = calls < 2 * tuning.pace_calls  # most of which are the first ones, which learn
-    last = f"mean of {pace.calls}, learning included" if learning else f"mean of the last {pace.calls}"
+    last = f"mean of the last {pace.calls}"
     if not pace.measured:
         return (
             f"{name}: a call takes {_time(pace.now)} ({last}), eager {_time(pace.eager)} or more, which makes "

@@ -16,6 +16,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from coexec.base.tuning import tuning
 from coexec.compile.platform_key import environment
@@ -23,6 +24,15 @@ from coexec.compile.platform_key import environment
 _log = logging.getLogger("coexec")
 _MAGIC = b"coexec 1\n"
 _numbers = itertools.count()
+
+
+class StoredEntry(NamedTuple):
+    """One stored entry, as `Store.entries` lists it."""
+
+    name: str
+    environment: str
+    size: int  # in bytes, of the file
+    used: float  # seconds since the epoch
 
 
 class Store:
@@ -77,6 +87,25 @@ class Store:
         """Deletes an entry, if it exists."""
         with contextlib.suppress(OSError), self._directory(create=False) as directory:
             os.unlink(name, dir_fd=directory)
+
+    def entries(self) -> list[StoredEntry]:
+        """Returns what is stored, in all environments, most recently used first."""
+        found = [
+            StoredEntry(os.path.basename(path), os.path.basename(os.path.dirname(path)), info.st_size, info.st_mtime)
+            for path, info in self._files()
+            if not path.endswith(".tmp")
+        ]
+        return sorted(found, key=lambda entry: -entry.used)
+
+    def why_not_writable(self) -> str:
+        """Returns why nothing can be stored, or nothing if it can."""
+        try:
+            with self._directory(create=True) as directory:
+                self._replace(directory, "probe", _head("probe", b"") + b"")
+                os.unlink("probe", dir_fd=directory)
+        except OSError as error:
+            return str(error)
+        return ""
 
     def clear(self) -> None:
         """Deletes all entries, including those of other environments."""

@@ -116,6 +116,8 @@ class Profitability:
         """Returns what calls take now, and what they take plainly, as far as they were timed."""
         with self._lock:
             taken, steady, plain = list(self._taken), list(self._steady), [*self._plain, *self._asked]
+        if len(taken) < tuning.pace_calls:
+            taken = taken[len(taken) // 2 :]  # the first ones learn
         return Pace(
             len(taken),
             statistics.fmean(taken) if taken else None,

@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 from coexec import __main__
+from coexec.cli import bench
 from examples.bench import chrome, peers, plot, programs, report, table
 from examples.bench import measure as timings
 from examples.bench.case import Case, forever
@@ -432,7 +433,7 @@ def test_arguments_reach_the_benchmark(monkeypatch):
 
 
 def test_without_the_source_tree_it_says_what_to_do(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(__main__, "SOURCES", tmp_path)
+    monkeypatch.setattr(bench, "SOURCES", tmp_path)
     with pytest.raises(SystemExit) as stopped:
         __main__.main(["bench"])
     assert stopped.value.code == 2

@@ -442,7 +442,7 @@ def test_where_eager_was_not_timed_it_is_estimated_from_below():
     stats = Stats(calls=110, imperative=10, ops_followed=9900, ops_recorded=100)
     text = explained("step", stats, {}, Pace(64, now=0.0003, steady=0.0003))
     assert text.splitlines()[0] == (
-        "step: a call takes 300 us (mean of 64, learning included), eager 1.5 ms or more, which makes 0.20 of its time "
+        "step: a call takes 300 us (mean of the last 64), eager 1.5 ms or more, which makes 0.20 of its time "
         "at most; `with coexec.imperative()` around a few calls measures that"
     )
     assert text.as_dict()["verdict"]["eager_is_measured"] is False

@@ -1,0 +1,108 @@
+"""`run`: runs a script as `python script.py` does, with Keras' training loops and named functions followed."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import runpy
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import keras
+
+import coexec
+from coexec.api import Function
+from coexec.base import modes
+
+MODES: dict[str, Callable[[], Any]] = {
+    "follow": contextlib.nullcontext,
+    "imperative": modes.imperative,
+    "validate": lambda: modes.validate(every=100),
+    "fail_on_divergence": modes.fail_on_divergence,
+}
+
+
+def add(commands: Any) -> None:
+    """Adds the command to the parser's."""
+    parser = commands.add_parser(
+        "run", help="run a script with Keras' fit, evaluate and predict followed, and say what that gains"
+    )
+    parser.add_argument("--function", action="append", default=[], metavar="MODULE:NAME",
+                        help="follow this function, too: my.steps:train_step, or my.steps:Agent.learn")  # fmt: skip
+    parser.add_argument("--mode", choices=sorted(MODES), default="follow", help="of all calls")
+    parser.add_argument("script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    parser.set_defaults(run=lambda options: run(options, parser))
+
+
+def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Runs the script; its errors and its exit status are its own. What was gained goes to stderr."""
+    if not os.path.isfile(options.script):
+        parser.error(f"there is no script {options.script}")
+    sys.argv = [options.script, *options.arguments]
+    sys.path[0] = os.path.dirname(os.path.abspath(options.script))  # as `python script.py` has it
+    for name in options.function:
+        try:
+            replace(name)
+        except LookupError as error:
+            parser.error(f"--function={name}: {error.args[0]}")
+    try:
+        with accelerated_models(), MODES[options.mode]():
+            runpy.run_path(options.script, run_name="__main__")
+    finally:
+        report = coexec.explain()
+        print("\n".join(_verdicts(report.as_dict()["functions"], report)), file=sys.stderr)
+    return 0
+
+
+def replace(name: str) -> None:
+    """Replaces a function or method, `module:name`, by a followed one; raises `LookupError` if there is none."""
+    module, _, path = name.partition(":")
+    if not module or not path:
+        raise LookupError("write it as MODULE:NAME, for example my.steps:train_step")
+    try:
+        owner: Any = importlib.import_module(module)
+    except ImportError as error:
+        raise LookupError(f"{module} cannot be imported: {error}") from error
+    *outer, last = path.split(".")
+    for part in outer:
+        owner = getattr(owner, part, None)
+    found = vars(owner).get(last) if isinstance(owner, (types.ModuleType, type)) else None
+    if found is None:
+        raise LookupError(f"{module} has no {path}; functions of the script itself take @coexec.function")
+    if not isinstance(found, (types.FunctionType, staticmethod, classmethod, Function)):
+        raise LookupError(f"it is no function, but {found!r}")
+    if not isinstance(found, Function):
+        setattr(owner, last, coexec.function(cast(Any, found)))
+
+
+@contextlib.contextmanager
+def accelerated_models() -> Iterator[None]:
+    """Gives each Keras model to `coexec.accelerate` when it is compiled."""
+    original = keras.Model.compile
+
+    def compile(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        if "make_train_function" not in vars(self):
+            coexec.accelerate(self)
+        return result
+
+    keras.Model.compile = compile
+    try:
+        yield
+    finally:
+        keras.Model.compile = original
+
+
+def _verdicts(functions: list[dict[str, Any]], report: Any) -> list[str]:
+    """Returns the verdicts of what was followed, those first that have taken most time."""
+    if not functions:
+        return [
+            "coexec: nothing was followed: the script has compiled no Keras model, and called no decorated function",
+            "  name its training step with --function=MODULE:NAME, or decorate it with @coexec.function",
+        ]
+    return [f"coexec: {line}" for part in report.split("\n\n") for line in part.splitlines()[:3]]

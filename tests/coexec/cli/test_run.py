@@ -1,0 +1,83 @@
+"""`python -m coexec run`: its fit and named functions are followed, and its output and errors are its own."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.faults import ROOT
+
+FIT = """
+import sys
+import keras
+import numpy as np
+
+keras.utils.set_random_seed(0)
+model = keras.Sequential([keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
+model.compile(keras.optimizers.SGD(0.01), "mse", run_eagerly=True)
+x = np.linspace(-1, 1, 128, dtype="float32").reshape(32, 4)
+losses = model.fit(x, x[:, :1], epochs=4, batch_size=4, verbose=0, shuffle=False).history["loss"]
+print(__name__, sys.argv[1:], *(f"{loss:.5f}" for loss in losses))
+"""
+STEP = """
+import tensorflow as tf
+
+def step(x):
+    return tf.reduce_sum(tf.tanh(x) * 2.0)
+"""
+LOOP = """
+import tensorflow as tf
+import steps
+
+print(*(round(float(steps.step(tf.ones([4]) * n)), 4) for n in range(10)))
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Writes scripts, and runs the last with `python` and arguments before it."""
+
+    def run(*before, after=(), **files):
+        for name, text in files.items():
+            (tmp_path / f"{name}.py").write_text(text)
+        given = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+        arguments = [sys.executable, *before, str(tmp_path / f"{name}.py"), *after]
+        return subprocess.run(arguments, cwd=tmp_path, env=given, capture_output=True, text=True, check=False)
+
+    return run
+
+
+RUN = ("-m", "coexec", "run")
+
+
+def test_fit_of_an_unmodified_script_is_followed(script):
+    """Its output is what Python makes of it, arguments included; what was gained comes after it, on stderr."""
+    plain, followed = (script(*how, after=("--epochs", "3"), fit=FIT) for how in ((), RUN))
+    assert plain.returncode == followed.returncode == 0, followed.stderr
+    assert plain.stdout == followed.stdout
+    assert plain.stdout.startswith("__main__ ['--epochs', '3'] 1.07")
+    said = [line for line in followed.stderr.splitlines() if line.startswith("coexec: ")]
+    assert said[0].startswith("coexec: Sequential.train_step: a call takes ")
+    assert [line.split(":")[1].strip() for line in said[1:]] == ["at best", "to change"]
+
+
+def test_a_named_function_is_followed(script):
+    plain = script(steps=STEP, loop=LOOP)
+    followed = script(*RUN, "--function", "steps:step", steps=STEP, loop=LOOP)
+    assert plain.stdout == followed.stdout != ""
+    assert "coexec: step: a call takes " in followed.stderr
+
+
+def test_errors_are_clear(script):
+    """Those of the command line have a hint; those of the script are its own, with its exit status."""
+    unknown = script(*RUN, "--function=steps:other", steps=STEP, loop=LOOP)
+    assert unknown.returncode == 2
+    assert "--function=steps:other: steps has no other" in unknown.stderr
+    assert unknown.stdout == ""
+    stopped = script(*RUN, stop="raise SystemExit(7)")
+    assert stopped.returncode == 7
+    assert "nothing was followed: the script has compiled no Keras model" in stopped.stderr
+    failed = script(*RUN, fail="1 / 0")
+    assert failed.returncode == 1
+    assert "ZeroDivisionError" in failed.stderr
