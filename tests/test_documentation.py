@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ["README.md", "coexec/README.md", "tracer/README.md"]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "coexec/README.md", "tracer/README.md"]
 
 # Functions of other programs, by what calls them so.
 ELSEWHERE = {"on_exit"}  # C
