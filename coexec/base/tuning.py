@@ -23,9 +23,17 @@ class Tuning:
     doubt_before_timing: float = 4
     # Imperative calls' worth of time that following may cost, from then on, before it has to pay. Before, it has cost 3
     # to 9, most of it for observing the Python of library calls.
-    following_patience: float = 3.0
-    # The most that counts of it for a call that compiled or validated something: that is done once, and only for what
-    # has come before. (A Hamiltonian sampler's step with six gradients takes 4, 6 and then 0.15.)
+    following_patience: float = 4.0
+    # The same where calls that met nothing new took less than this share of an imperative one. (A step that mixes its
+    # images in one of two ways costs 9 more until both are learnt, by its tenth call, and takes 0.11 from then on; with
+    # a patience of 3 it ran imperatively for good. So did gradients accumulated over three calls, which take 0.1.)
+    promising_share: float = 0.75
+    promising_patience: float = 12.0
+    # The most that counts of it for a call that went a new way where the one before it did not: ways that take turns
+    # are few, and a call on a long one is no loss on a short one.
+    following_new_path: float = 2.0
+    # The most that counts of it for a call on known ways that learnt, compiled or validated something: that is done
+    # once, and only for what has come before. (A Hamiltonian sampler's step with six gradients takes 4, 6, then 0.15.)
     following_compiled: float = 1.0
     # Share of what the followed call before it has cost over an imperative one, up to which a call is progress: while
     # calls are recorded, observed and compiled, each costs less than the one before.

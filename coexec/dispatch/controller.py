@@ -61,6 +61,7 @@ class Controller:
             library.install()
         self._lock = threading.Lock()
         self.account = Profitability()
+        self._diverged = False  # whether the last followed call went a new way
         self.sizes = ShapePolicy()
         self._followed = 0
         self._faults = 0  # calls in which the runtime itself has failed
@@ -278,8 +279,7 @@ class Controller:
                 if invests:
                     self.account.invested(seconds)
                 elif following.trial is None or following.trial.on_device:
-                    most = tuning.following_patience if known else math.inf
-                    self._consider(following, seconds, tuning.following_compiled if compiled else most)
+                    self._consider(following, seconds, self._most(following, known, compiled))
 
     def _call_site(self, following: Follower) -> LibraryCall:
         return CallSites(following, self.known_calls).call
@@ -312,6 +312,13 @@ class Controller:
         if note(before, self._pauses):
             text = "Python takes its time here: operations before it are launched beside it"
             self.ledger.cause(Kind.PAUSE, text, self.name)
+
+    def _most(self, following: Follower, known: bool, compiled: bool) -> float:
+        """Returns how many plain calls' time a call may count for as a loss."""
+        before, self._diverged = self._diverged, following.recorder is not None
+        if self._diverged:
+            return math.inf if before else tuning.following_new_path
+        return tuning.following_patience if known and not compiled else tuning.following_compiled
 
     def _consider(self, following: Follower, seconds: float, most: float) -> None:
         """Has the next calls run plainly if following them does not pay; strict functions are always followed."""

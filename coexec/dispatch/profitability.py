@@ -16,9 +16,10 @@ class Profitability:
 
     Nothing is timed until there is doubt. Then one plain call says what a call takes, and a few more at growing
     distances. What was spent on learning until then is gone and decides nothing: only the calls behind that plain one
-    do. They may cost `following_patience` plain calls before they have to pay. Where they do not, calls run plainly for
-    a while; then the next few are followed, with half of that patience, and if these do not pay, calls run plainly for
-    so long that the loss is a small share of their time.
+    do. They may cost `following_patience` plain calls before they have to pay, and more once calls that met nothing new
+    were fast: then what is slow is learnt, and paid once. Where they do not pay, calls run plainly for a while; then
+    the next few are followed, with half of that patience, and if these do not pay, calls run plainly for so long that
+    the loss is a small share of their time.
 
     A call that costs clearly less than the one before it is progress, and tries no patience. What following has saved
     makes good for slow calls later, up to a limit. One slow call that met nothing new hit a busy moment, most likely,
@@ -77,7 +78,7 @@ class Profitability:
                     self.paused = 1
                 return False
             plain = self._per_call
-            saved = max(plain - seconds, -(tuning.following_patience if clean else most) * plain)
+            saved = max(plain - seconds, -(min(tuning.following_patience, most) if clean else most) * plain)
             if not 0.0 < seconds - plain <= tuning.following_progress * (last - plain):
                 self._balance = min(self._balance + saved, tuning.following_allowance * plain)
             self._since += 1
@@ -88,7 +89,9 @@ class Profitability:
                 self.paused = 1
             if seconds < plain:
                 self.pause //= 2
-            patience = tuning.following_patience / (2 if self.pause else 1)
+            patience = (tuning.promising_patience if self._promises() else tuning.following_patience) / (
+                2 if self.pause else 1
+            )
             if self._balance >= -patience * plain:
                 return False
             share = round(-self._balance / (tuning.tries_share * plain))
@@ -96,6 +99,10 @@ class Profitability:
             longer = max(2 * self.pause, share) if self.pause else 0
             self.pause = self.paused = min(max(tuning.min_backoff, longer), tuning.max_backoff)
             return True
+
+    def _promises(self) -> bool:
+        """Returns whether calls that meet nothing new take clearly less than plain ones."""
+        return bool(self._steady) and statistics.median(self._steady) < tuning.promising_share * self._per_call
 
     def affords(self) -> bool:
         """Returns whether following has saved enough to find out about other sizes; False while nothing is timed."""

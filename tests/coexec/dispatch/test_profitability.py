@@ -63,7 +63,7 @@ def test_learning_that_goes_on_ends_before_the_tenth_call():
     found = spend(account, 30, 3.0)
     assert found.index(False) < 4
     assert not any(found[6:])
-    assert sum(3.0 if follows else PLAIN for follows in found) <= 30 * PLAIN + 2.0 * 4
+    assert sum(3.0 if follows else PLAIN for follows in found) <= 30 * PLAIN + 2.0 * 5
 
 
 def test_one_busy_moment_leads_to_no_pause():
@@ -85,6 +85,19 @@ def test_compiling_leads_to_no_pause():
         assert account.admit()
         assert not account.followed(8.0, clean=False, most=tuning.following_compiled)
     assert spend(account, 30, 0.2).count(True) >= 28
+    assert account.pause == 0
+
+
+def test_learning_goes_on_where_known_calls_are_fast():
+    """Calls on ways that take turns, of which some are known, and fast: the others are learnt before any pause."""
+    account = Profitability()
+    spend(account, int(tuning.doubt_before_timing / 2) + 1, 4.0)
+    for number in range(30):
+        new = number in (0, 2, 3, 5, 6, 8)
+        while not account.admit():
+            account.ran_plainly(PLAIN)
+        account.timed(4.0 if new else 0.2, steady=not new)
+        account.followed(4.0 if new else 0.2, clean=not new, most=tuning.following_new_path)
     assert account.pause == 0
 
 
