@@ -114,7 +114,7 @@ def cx_sizes(monkeypatch):
         expected: arguments of few shapes
         what to do: coexec.dynamic pads arguments to few sizes
     """
-    with tuned(sizes_followed=1):
+    with tuned(sizes_at_once=1, sizes_followed=1):
         return called(long, *[(tf.ones([n]),) for n in range(1, 11)])
 
 

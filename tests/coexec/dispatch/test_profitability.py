@@ -62,7 +62,7 @@ def test_learning_that_goes_on_ends_before_the_tenth_call():
     account = Profitability()
     found = spend(account, 30, 3.0)
     assert found.index(False) < 4
-    assert not any(found[6:])
+    assert not any(found[7:])
     assert sum(3.0 if follows else PLAIN for follows in found) <= 30 * PLAIN + 2.0 * 5
 
 
