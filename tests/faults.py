@@ -36,7 +36,9 @@ EXEMPT = {
         "tracer.intercept:_put_hook", "tracer.library:_wrap.door", "tracer.library:_telling.write",
         "tracer.answers:_answering.asking", "tracer.operators:_answered.answered",
         "tracer.operators:_multiplied.multiplied", "tracer.operators:_indexed.indexed",
-        "tracer.operators:_of_variable.answered", "tracer.variables:_answered.reading", "coexec.api:",
+        "tracer.operators:_of_variable.answered", "tracer.variables:_answered.reading",
+        "tracer.keras_variables:_answered.answered", "tracer.keras_variables:_assigning.assigning",
+        "tracer.keras_variables:_writing.writing", "coexec.api:",
         "coexec.dispatch.controller:Controller.call", "coexec.dispatch.controller:Controller.__init__",
         "coexec.base.modes:",
         "tracer.seeds:noting_operation_seed", "tracer.buffer:", "tracer.effects:_hook.__setattr__",
@@ -203,6 +205,8 @@ def attempt(program, expected, k, at):
         problem = "a handler is left"
     if problem is None and intercept._running:
         problem = f"runs are left: {intercept._running}"
+    if problem is None and intercept.holders() < 0:
+        problem = f"hooks are held {intercept.holders()} times"
     if problem is None and not pywrap_tfe.TFE_Py_TapeSetIsEmpty():
         problem = LEFT
     intercept.handle(None)

@@ -133,9 +133,9 @@ class HookSet(Hooks):
     def release(self) -> None:
         """Removes a user; the last one restores the originals."""
         with _lock:
-            self.users -= 1
-            if self.users == 0:
+            if self.users == 1:  # first, as who finds that this has failed releases again
                 self._uninstall()
+            self.users -= 1
 
     def uninstall(self) -> None:
         """Restores the originals and drops all users."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from coexec.launch.keras_error_context import Note
+from tracer.faults import call, is_fault
 from tracer.inputs import small
 from tracer.lazy import LazyTensor, eager_constant
 from tracer.location import Location, raise_at
@@ -56,9 +57,12 @@ def fail(
     """Makes an assertion on the real tensors of a segment; raises its error, with a note, as from the user's line."""
     if assertion is None:  # an interrupt came as it was made
         return
+    given = tuple([_filled(form, real, feeds) for form in assertion.arguments])
     try:
-        assertion.function(*[_filled(form, real, feeds) for form in assertion.arguments])
+        call(assertion.function, given, {})
     except Exception as error:
+        if is_fault(error):
+            raise
         failure = (error if note is None else note.added_to(error)).with_traceback(None)
     else:
         return
