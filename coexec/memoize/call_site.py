@@ -177,19 +177,20 @@ class CallSites:
 
     def _tell(self, function: Any, reason: str) -> None:
         told = self._known.reported
-        tally = told.get((function, reason))
+        code = getattr(function, "__code__", function)  # the same where a function is made anew on every call
+        tally = told.get((code, reason))
         if tally is not None:
             tally.count += 1
         elif len(told) < 1000:  # finding the place takes time
             kind = Kind.GRADIENT if function is gradient else Kind.LIBRARY
             tally = self.run.ledger.cause(kind, f"{function.__qualname__}: {reason}", place_of())
-            told[function, reason] = tally
+            told[code, reason] = tally
         if tally is not None:
-            self._known.reasons[function] = tally
+            self._known.reasons[code] = tally
 
     def _run_plainly(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Makes a call as the program does; its time counts for the last reason given, without that of calls inside."""
-        tally = self._known.reasons.get(function)
+        tally = self._known.reasons.get(getattr(function, "__code__", function))
         if tally is None:
             return self._run_untimed(function, args, kwargs)
         outside, self._inside, began = self._inside, 0.0, time.perf_counter()

@@ -14,8 +14,8 @@ class KnownCalls:
     def __init__(self) -> None:
         self.variants = ShapeVariants()
         self.calls = 0  # of the function, that were followed
-        self.reported: dict[tuple[Any, str], Tally] = {}  # by function and reason: finding the place takes time
-        self.reasons: dict[Any, Tally] = {}  # by function: the one reported last, which its Python's time counts for
+        self.reported: dict[tuple[Any, str], Tally] = {}  # by code and reason: finding the place takes time
+        self.reasons: dict[Any, Tally] = {}  # by code: the one reported last, which its Python's time counts for
 
     def clear(self) -> None:
         """Forgets the calls; what was reported is not reported again."""
