@@ -21,6 +21,7 @@ from coexec.lowering.op_failures import ASSERTION
 from tracer.block import FLAG
 from tracer.cursor import Cursor
 from tracer.errors import Refused
+from tracer.faults import passes
 from tracer.intercept import answering_handler
 from tracer.lazy import LazyTensor
 from tracer.private import binary_assert, plain_assert
@@ -54,6 +55,7 @@ def assume_statement(run: CallState, condition: LazyTensor, message: list[str]) 
     return _noted(run, condition, describe)
 
 
+@passes
 def _assert(condition: Any, message: list[str]) -> None:
     if not condition:
         raise AssertionError(*message)
