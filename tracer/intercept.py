@@ -415,6 +415,7 @@ def _offering(function: Any, event: str) -> Any:
     They take it by their `event`, and put it on the tapes later, or refuse.
     """
 
+    @passes
     def hook(*args: Any) -> Any:
         handler = _thread.handler
         if handler is not None and handler.tapes is not None:

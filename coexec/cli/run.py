@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib
 import os
 import runpy
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, cast
 
 import keras
@@ -17,6 +18,8 @@ import keras
 import coexec
 from coexec.api import Function
 from coexec.base import modes
+from tracer import hooks
+from tracer.faults import passes
 
 MODES: dict[str, Callable[[], Any]] = {
     "follow": contextlib.nullcontext,
@@ -50,10 +53,12 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             replace(name)
         except LookupError as error:
             parser.error(f"--function={name}: {error.args[0]}")
+    _models.hold()
     try:
-        with accelerated_models(), MODES[options.mode]():
+        with MODES[options.mode]():
             runpy.run_path(options.script, run_name="__main__")
     finally:
+        _models.release()
         report = coexec.explain()
         print("\n".join(_verdicts(report.as_dict()["functions"], report)), file=sys.stderr)
     return 0
@@ -80,22 +85,22 @@ def replace(name: str) -> None:
         setattr(owner, last, coexec.function(cast(Any, found)))
 
 
-@contextlib.contextmanager
-def accelerated_models() -> Iterator[None]:
-    """Gives each Keras model to `coexec.accelerate` when it is compiled."""
-    original = keras.Model.compile
-
+def _accelerating(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    @passes
     def compile(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         if "make_train_function" not in vars(self):
             coexec.accelerate(self)
         return result
 
-    keras.Model.compile = compile
-    try:
-        yield
-    finally:
-        keras.Model.compile = original
+    return compile
+
+
+_models = hooks.HookSet(
+    __name__, "`keras.Model.compile`", "models of a script are accelerated when they are compiled", "a script is run"
+)
+_models.add(keras.Model, "compile", _accelerating(keras.Model.compile))
 
 
 def _verdicts(functions: list[dict[str, Any]], report: Any) -> list[str]:
