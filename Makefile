@@ -13,7 +13,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 unexport OMP_PROC_BIND
 
 .PHONY: help demo test test-slow test-all test-kills test-faults test-keras fuzz soak check bench bench-all bench-growth \
-  bench-variants bench-ecosystem clean
+  bench-variants bench-ecosystem docs clean
 
 help:
 	@echo "make demo       train a classifier eagerly and co-executed, and compare"
@@ -30,6 +30,7 @@ help:
 	@echo "make bench-growth what calls cost as programs grow; ARGS=\"--part=NAME --scales=1000,10000\""
 	@echo "make bench-variants what spelling costs: programs rewritten in 200 ways; ARGS=\"--base=mlp --rewrite=method\""
 	@echo "make bench-ecosystem other people's programs, on libraries from PyPI, half an hour; ARGS=\"--program=NAME --write\""
+	@echo "make docs       the pages of docs/ as a site in build/site; fails on a broken link"
 	@echo "make clean      remove .venv and every cache"
 	@echo "PYTHON=python3.12 picks the Python for .venv (3.10 to 3.13)"
 
@@ -80,6 +81,11 @@ bench-ecosystem: $(STAMP)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[ecosystem]' || \
 	  echo "not all libraries could be installed: what is missing is skipped" >&2
 	@$(BIN)/python -m examples.ecosystem $(ARGS)
+
+docs: $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
+	@echo "the site is in build/site/index.html"
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || \

@@ -1,4 +1,7 @@
-"""What the READMEs name in backticks exists (files, functions, make targets, names), and their links lead somewhere."""
+"""What READMEs and docs/ name in backticks exists (files, functions, make targets, names), and links lead somewhere.
+
+docs/ lists what there is in whole: every public name, and every cause that `explain()` may tell, in its words.
+"""
 
 import ast
 import functools
@@ -8,10 +11,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "coexec/README.md", "tracer/README.md"]
+PAGES = sorted(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").glob("*.md"))
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "coexec/README.md", "tracer/README.md", *PAGES]
 
-# Functions of other programs, by what calls them so.
-ELSEWHERE = {"on_exit"}  # C
+# Functions and modules of other programs, by what calls them so.
+ELSEWHERE = {
+    "bucket_by_sequence_length",  # tf.data
+    "on_exit",  # C
+}
 
 
 @functools.cache
@@ -63,14 +70,14 @@ def exists(text, document):
 
 def anchors(document):
     heads = re.findall(r"^#+ (.*)", document.read_text(), re.M)
-    return {"#" + re.sub(r"[^\w\- ]", "", head).strip().lower().replace(" ", "-") for head in heads}
+    return {"#" + re.sub(r"[^\w\- ]", "", head.strip()).lower().replace(" ", "-") for head in heads}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_what_is_named_exists(document):
     text = re.sub(r"```.*?```", "", (ROOT / document).read_text(), flags=re.S)
     named = {" ".join(name.split()) for name in re.findall(r"`([^`]+)`", text)}
-    assert len(named) > 10
+    assert len(named) > 10 or document in PAGES
     assert not [name for name in sorted(named) if not exists(name, document)]
 
 
@@ -93,3 +100,56 @@ GONE = ["coexec/nothing", "follow/follower.py:Follower.nothing", "make nothing",
 @pytest.mark.parametrize("gone", GONE)
 def test_what_is_gone_is_found(gone):
     assert not exists(gone, "coexec/README.md")
+
+
+# docs/
+
+
+def sections(page):
+    """The text below each heading of a page, by the heading."""
+    parts = re.split(r"^#{1,6} (.*)$", (ROOT / "docs" / page).read_text(), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def meanings():
+    """What `Kind` says of each cause: label and meaning, by id; read from the source."""
+    for node in ast.walk(ast.parse((ROOT / "coexec" / "base" / "causes.py").read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Meaning":
+            name, label, meaning, *_ = [ast.literal_eval(argument) for argument in node.args]
+            yield name, label, meaning
+
+
+def told():
+    """What `explain()` says in the test of each cause, by id."""
+    for node in ast.parse((ROOT / "tests" / "coexec" / "base" / "test_explanation.py").read_text()).body:
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("cx_"):
+            yield node.name.upper().replace("_", "-"), ast.get_docstring(node)
+
+
+def test_each_cause_is_explained():
+    """Under its id, so that `why-not-fast.md#cx-read` leads there; with its meaning, and what `explain()` says."""
+    found = {name: text for name, text in sections("why-not-fast.md").items() if name.startswith("CX-")}
+    causes = {name: (label, meaning) for name, label, meaning in meanings()}
+    messages = dict(told())
+    assert len(causes) > 10
+    assert sorted(found) == sorted(causes) == sorted(messages)
+    for name, text in found.items():
+        label, meaning = causes[name]
+        assert f"*{label}*. {meaning[0].upper()}{meaning[1:]}." in text, name
+        example = re.search(r"^```text\n(.*?)\n```$", text, re.MULTILINE | re.DOTALL)[1]
+        example = re.sub(r"train\.py:\d+", "FILE", example)
+        example = re.sub(r"[\d.]+ ms a launch against [\d.]+ ms", "T a launch against T", example)
+        assert example == messages[name], name
+        assert text.rpartition("```")[2].strip(), f"{name}: nothing says what to do"
+
+
+def test_each_public_name_is_in_the_reference():
+    tree = ast.parse((ROOT / "coexec" / "__init__.py").read_text())
+    public = next(ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign))
+    found = re.findall(r"^::: coexec\.(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    assert sorted(found) == sorted(public)
+
+
+def test_each_page_is_in_the_menu():
+    menu = re.search(r"^nav:\n(.*?)\n\n", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE | re.DOTALL)[1]
+    assert sorted(f"docs/{page}" for page in re.findall(r": (\S+\.md)$", menu, re.MULTILINE)) == PAGES
