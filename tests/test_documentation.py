@@ -17,6 +17,8 @@ DOCUMENTS = ["README.md", "CONTRIBUTING.md", "coexec/README.md", "tracer/README.
 # Functions and modules of other programs, by what calls them so.
 ELSEWHERE = {
     "bucket_by_sequence_length",  # tf.data
+    *("jax_debug_nans", "jax.disable_jit"),
+    *("torch.compiler.disable", "torch._dynamo.explain", "TORCH_LOGS"),
     "on_exit",  # C
 }
 
@@ -123,7 +125,8 @@ def told():
     """What `explain()` says in the test of each cause, by id."""
     for node in ast.parse((ROOT / "tests" / "coexec" / "base" / "test_explanation.py").read_text()).body:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("cx_"):
-            yield node.name.upper().replace("_", "-"), ast.get_docstring(node)
+            message = re.sub(r"\n *\| return called\(.*", "", ast.get_docstring(node))  # a line of the tests' own
+            yield node.name.upper().replace("_", "-"), message
 
 
 def test_each_cause_is_explained():
@@ -141,6 +144,14 @@ def test_each_cause_is_explained():
         example = re.sub(r"[\d.]+ ms a launch against [\d.]+ ms", "T a launch against T", example)
         assert example == messages[name], name
         assert text.rpartition("```")[2].strip(), f"{name}: nothing says what to do"
+
+
+def test_each_promise_has_its_test():
+    """In each row of the contract's tables: a link to a file of tests, or to programs that they run."""
+    rows = [row for row in (ROOT / "docs" / "contract.md").read_text().splitlines() if row.startswith("|")]
+    promises = [row.split("|")[1:-1] for row in rows if not row.startswith(("| guaranteed", "| ---"))]
+    assert len(promises) > 20
+    assert not [promise for promise, tests, _ in promises if "](../tests/" not in tests]
 
 
 def test_each_public_name_is_in_the_reference():
