@@ -1,5 +1,5 @@
 """Dispatch: decides how each call of a decorated function runs.
 
-In come calls; out go their results. A call is recorded, followed or run imperatively, by what is known of the function
-and by the clock.
+Takes calls, returns their results. Whether a call is recorded, followed or run imperatively depends on what is known of
+the function and on measured times.
 """

@@ -1,4 +1,4 @@
-"""Controller: decides how each call of a function runs, and sees it through."""
+"""Controller: decides how each call of a function runs, and runs it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tracer.trace import Trace
 
 
 class Controller:
-    """Runs the calls of one function: records the first, follows the others, backs off where that does not pay."""
+    """Runs the calls of one function: records the first, follows the rest, backs off where following does not pay."""
 
     def __init__(self, function: Callable[..., Any], options: Options, name: str) -> None:
         self.function = function
@@ -54,33 +54,33 @@ class Controller:
         self.known_calls = KnownCalls()
         self.control: DeviceControl | None = None  # of a function made with `control_flow=True`
         if options.control_flow:
-            from coexec.control_flow import OnDevice  # what does not ask for it works without that package
+            from coexec.control_flow import OnDevice  # imported only on request
 
             self.control = OnDevice(self.ledger)
         if options.regions:
             library.install()
         self._lock = threading.Lock()
         self.account = Profitability()
-        self._diverged = False  # whether the last followed call went a new way
+        self._diverged = False  # whether the last followed call took a new path
         self.sizes = ShapePolicy()
         self._followed = 0
-        self._faults = 0  # calls in which the runtime itself has failed
+        self._faults = 0  # calls in which the runtime itself failed
         self.given_up = False
-        self._pauses: list[Step] = []  # of the last call that was timed
-        self._options: dict[tuple[bool, bool, bool], Options] = {}  # under modes
+        self._pauses: list[Step] = []  # found in the last timed call
+        self._options: dict[tuple[bool, bool, bool], Options] = {}  # adjusted to the modes in effect
         self._unvalidated = 0  # calls since the first under a mode that validates
         self.last_events = 0
-        self.ahead = False  # whether the last launch of a call may go on behind it
+        self.ahead = False  # whether the last launch of a call may outlive it
         self._under_way: LateLaunch | None = None
-        self.whole = 0, 0  # regions and operations of the last call, if it was nothing else
+        self.whole = 0, 0  # regions and operations of the last call, if it consisted of regions only
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls the function once, in one of three ways; nothing but the speed depends on which."""
+        """Calls the function once: recorded, followed or imperatively; only the speed differs."""
         attempt = Attempt(self.function)
         try:
             ctx = context.context()
             if intercept.current_handler() is not None or not ctx.executing_eagerly() or ctx.op_callbacks:
-                # Part of a followed call, or of a graph being traced. (Not by `run`, where locations end.)
+                # Inside a followed call, or a graph being traced. (Not through `run`, at whose frame locations end.)
                 return attempt(*args, **kwargs)
             if self.given_up:
                 self.ledger.count("calls", "imperative")
@@ -91,10 +91,13 @@ class Controller:
                 raise
             return self._go_on(attempt, error, args, kwargs)
         finally:
-            attempt.raised = None  # whose traceback holds this frame
+            attempt.raised = None  # its traceback refers to this frame
 
     def _go_on(self, attempt: Attempt, error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Sees a call through in which the runtime itself has failed, before or behind the program's function."""
+        """Completes a call in which the runtime itself failed, before or after running the program's function.
+
+        Raises what the program's own function raised, if anything; runs the function imperatively if it has not run.
+        """
         following = attempt.following
         intercept.handle(None)
         try:
@@ -106,7 +109,7 @@ class Controller:
                 intercept.release()
         self._failed([error])
         context = error.__context__
-        while context is not None and context is not attempt.outer:  # what was on its way to the program
+        while context is not None and context is not attempt.outer:  # an exception that was propagating to the program
             if not is_fault(context):
                 raise context
             context = context.__context__
@@ -117,7 +120,7 @@ class Controller:
         return attempt.results[0]
 
     def _failed(self, errors: list[BaseException]) -> None:
-        """Notes failures of the runtime's own, and forgets what was learnt; a function that fails again is given up."""
+        """Notes failures of the runtime itself and clears what was learnt; gives the function up if they recur."""
         for error in errors:
             lines = traceback.format_exception(type(error), error, error.__traceback__)
             text = "".join(lines).rstrip()
@@ -191,7 +194,7 @@ class Controller:
             intercept.release()
 
     def _run_as_asked(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs a call plainly because of a mode; its time tells reports what eager takes."""
+        """Runs a call imperatively because a mode demands it; its time is kept for reports only."""
         self.ledger.count("imperative")
         began = time.perf_counter()
         try:
@@ -257,7 +260,7 @@ class Controller:
             return results[0]
         finally:
             try:
-                if following.is_under_way():  # something has come in the way of that
+                if following.is_under_way():  # an exception kept it from ending
                     following.finish()
                 self._leave(following, finished)
             finally:
@@ -285,7 +288,7 @@ class Controller:
         return CallSites(following, self.known_calls).call
 
     def _leave(self, following: Follower, finished: bool) -> None:
-        """Leaves a call: lands what is under way, but for the call's own last launch, where that may go on."""
+        """Ends a call: waits for pending launches, except for a tail launch, which may outlive a finished call."""
         ahead = following.ahead
         if ahead is not None:
             ahead.outlive()
@@ -295,14 +298,14 @@ class Controller:
                 ahead.land()
             return
         try:
-            if following.before is not None:  # nothing was launched since
+            if following.before is not None:  # nothing has been launched since
                 following.before.land()
         finally:
             for lazy in following.close():
                 intercept.keep_while_alive(lazy)
 
     def land(self) -> None:
-        """Waits for what the last call has left under way, where calls may; raises what came of it."""
+        """Waits for the tail launch of the last call, if there is one; raises its error."""
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
             under_way.land()
@@ -314,20 +317,20 @@ class Controller:
             self.ledger.cause(Kind.PAUSE, text, self.name)
 
     def _most(self, following: Follower, known: bool, compiled: bool) -> float:
-        """Returns how many plain calls' time a call may count for as a loss."""
+        """Returns the largest loss to charge for a call, in times of an imperative call."""
         before, self._diverged = self._diverged, following.recorder is not None
         if self._diverged:
             return math.inf if before else tuning.following_new_path
         return tuning.following_patience if known and not compiled else tuning.following_compiled
 
     def _consider(self, following: Follower, seconds: float, most: float) -> None:
-        """Has the next calls run plainly if following them does not pay; strict functions are always followed."""
+        """Backs off if following does not pay; strict functions are always followed."""
         if not self.options.strict and self.account.followed(seconds, _is_routine(following, seconds), most):
             text = "following took longer than plain calls, so some run plainly"
             self.ledger.cause(Kind.BACKOFF, text, self.name)
 
     def _settle(self, following: Follower, finished: bool) -> None:
-        """Counts a followed call, and learns what it recorded."""
+        """Counts a followed call, and merges what it recorded into the graph."""
         cursor, recorder = following.cursor, following.recorder
         followed = cursor.count()
         self.ledger.count(
@@ -338,7 +341,7 @@ class Controller:
             self.whole = following.regions, followed
         if recorder is not None:
             recorder.trace.finished = finished
-            if following.graph is self.graph and recorder.failed is None:  # and was not cleared meanwhile
+            if following.graph is self.graph and recorder.failed is None:  # not cleared meanwhile
                 self._learn(recorder.trace)
         elif finished and following.graph is self.graph:
             self.graph.exits.add((cursor.last or self.graph.entry).number)
@@ -351,7 +354,7 @@ class Controller:
             merge(self.graph, trace)
 
     def explain(self) -> Explanation:
-        """Returns what the calls cost, and why."""
+        """Returns what the calls cost, with the causes."""
         return explained(self.name, self.ledger.stats(), self.ledger.noted(), self.account.pace())
 
     def clear(self) -> None:
@@ -366,21 +369,21 @@ class Controller:
 
 
 class Attempt:
-    """One call of the program's function, and how far it has come, for whoever has to see it through."""
+    """One call of the program's function and its progress, from which `Controller` recovers after a fault."""
 
     __slots__ = ("following", "function", "holds", "outer", "raised", "results")
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
-        self.outer = sys.exc_info()[1]  # that the program is dealing with
+        self.outer = sys.exc_info()[1]  # the exception being handled by the caller
         self.following: Follower | None = None
-        self.holds = False  # whether it keeps the hooks in place
-        self.raised: BaseException | None = None  # by the function
-        self.results: list[Any] = []  # nothing, or what it has returned
+        self.holds = False  # whether it holds the hooks installed
+        self.raised: BaseException | None = None  # raised by the function
+        self.results: list[Any] = []  # empty, or the function's return value
 
     @passes
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function plainly."""
+        """Calls the function imperatively."""
         try:
             result = self.function(*args, **kwargs)
         except BaseException as error:
@@ -391,9 +394,9 @@ class Attempt:
 
 
 def _is_routine(following: Follower, seconds: float) -> bool:
-    """Whether a call went as calls should: on known paths, and launched in large pieces.
+    """Whether a call is a steady-state one: on known paths, and launched in large segments.
 
-    So did any that took less time than its operations would at least, one by one.
+    Also any call that took less time than its operations would take at least, one by one.
     """
     if seconds < tuning.eager_operation * following.cursor.count():
         return True

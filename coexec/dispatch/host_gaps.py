@@ -1,7 +1,7 @@
-"""Pauses: where in a call Python takes its time between two operations, found by timing a few calls.
+"""Pauses: places in a call where Python takes long between two operations, found by timing a few calls.
 
 Timing an operation takes 0.3 us, a fifth of what following one does, so only some calls are timed, in pairs. A place
-counts where both calls of a pair paused; it is given up once it is found to pause no more.
+counts if both calls of a pair paused there; it is dropped once it no longer pauses.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ def is_timed(call: int) -> bool:
 
 
 class TimedFollower(Follower):
-    """The handler of one followed call that times the Python between what the call asks of it."""
+    """The handler of one followed call; also times the Python between the operations it handles."""
 
     __slots__ = ("_found", "_last", "_start")
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._found: list[tuple[Step, float]] = []  # behind which Python paused, and how long
+        self._found: list[tuple[Step, float]] = []  # steps after which Python paused, and for how long
         self._start = self._last = time.perf_counter()
         self.library = self._timed(self.library)
 
     def expected(self, op: str, args: tuple[Any, ...]) -> Any:
-        """Answers an operation if it is the one that comes next."""
+        """Handles an operation if it is the one expected next."""
         return self._timed(super().expected)(op, args)
 
     def fast(self, op: str, name: Any, args: tuple[Any, ...]) -> Any:
-        """Answers an operation issued by a generated wrapper."""
+        """Handles an operation issued by a generated wrapper."""
         return self._timed(super().fast)(op, name, args)
 
     def execute(self, device: Any, op: Any, inputs: Any, attrs: Any, outputs: int, cancel: Any) -> Any:
-        """Answers an operation or function issued by name."""
+        """Handles an operation or function issued by name."""
         return self._timed(super().execute)(device, op, inputs, attrs, outputs, cancel)
 
     def flush(self) -> None:
-        """Carries out what is pending."""
+        """Runs all pending operations."""
         self._timed(super().flush)()
 
     def pauses(self) -> list[Step]:
-        """Returns the steps behind which Python paused; called when the call has ended."""
+        """Returns the steps after which Python paused; to be called once the call has ended."""
         least = tuning.pause_share * (time.perf_counter() - self._start)
         return [step for step, paused in self._found if paused >= least]
 
@@ -73,9 +73,9 @@ class TimedFollower(Follower):
 
 
 def note(one: list[Step], other: list[Step]) -> int:
-    """Marks the steps behind which two calls have paused; returns how many are new."""
+    """Marks the steps after which both calls paused; returns how many are new."""
     new = [step for step in set(one) & set(other) if not step.pause]
     for step in new:
         step.pause, step.risky = True, None
-        step.settle_plain()  # no step for the cursor's shortest way any more
+        step.settle_plain()  # no longer eligible for the cursor's fast path
     return len(new)

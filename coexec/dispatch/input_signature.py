@@ -13,10 +13,10 @@ from tracer.faults import passes
 
 
 def with_signature(function: Callable[..., Any], signature: Any) -> Callable[..., Any]:
-    """Returns `function` with its arguments converted to the tensors that `signature` names; None changes nothing.
+    """Returns `function` with its arguments converted as `signature` specifies; unchanged if that is None.
 
     Raises:
-      TypeError: now, if `signature` is no sequence of `tf.TypeSpec`s; on a call, if the arguments do not match it.
+      TypeError: here, if `signature` is not a sequence of `tf.TypeSpec`s; on a call, if the arguments do not match it.
     """
     if signature is None:
         return function
@@ -27,7 +27,7 @@ def with_signature(function: Callable[..., Any], signature: Any) -> Callable[...
             raise TypeError(f"input_signature holds tf.TypeSpecs, and lists, tuples and dicts of them, not {leaf!r}")
     parameters = inspect.signature(function)
     names = list(parameters.parameters)
-    # As for `tf.function`, the instance of a method is no part of its signature.
+    # As in `tf.function`, the signature does not cover `self`.
     names = names[1:] if names[:1] == ["self"] else names
     variadic = [n for n in names if parameters.parameters[n].kind is inspect.Parameter.VAR_POSITIONAL]
 

@@ -1,4 +1,4 @@
-"""Dynamic: arguments padded to few sizes, where the program says that this does no harm, and results cut back."""
+"""Dynamic: arguments padded to a few sizes, where the program declares that safe, and results sliced back."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from tracer.faults import passes
 
 
 def dynamic(axis: int, buckets: Sequence[int], names: Sequence[str] | None = None) -> Callable[[Any], Any]:
-    """Has arguments of ever other sizes padded with zeros to few sizes, so that few programs are compiled.
+    """Pads arguments of varying sizes with zeros to a few sizes (buckets), so that few programs are compiled.
 
         @coexec.function
         @coexec.dynamic(axis=0, buckets=[32, 64, 128])
         def scores(tokens, mask): ...
 
-    That padding does no harm is your word: sums over the axis must not heed what is added, as with a mask or weights
-    among the arguments, which are padded with zeros like all others. Results that have the padded size along the axis
-    are cut back to the size that came in. Works above and below `coexec.function`.
+    You guarantee that padding is harmless: reductions over the axis must ignore the padding, for instance by a mask or
+    weights among the arguments, which are zero-padded like all others. Results that have the padded size along the axis
+    are sliced back to the original size. Works above and below `coexec.function`.
 
     Args:
-      axis: the one whose size varies, counted from 0; arguments with fewer axes are left as they are.
-      buckets: the sizes to pad to. A size beyond the largest raises ValueError.
-      names: of the arguments to pad; by default all tensors and arrays, also those in lists, tuples and dicts.
+      axis: the axis whose size varies, counted from 0; arguments with fewer axes are left alone.
+      buckets: the sizes to pad to. A size above the largest raises ValueError.
+      names: the arguments to pad; by default all tensors and arrays, including those in lists, tuples and dicts.
     """
     sizes = sorted(set(buckets))
     if axis < 0 or not sizes or not all(isinstance(size, int) and size > 0 for size in sizes):
@@ -38,7 +38,7 @@ def dynamic(axis: int, buckets: Sequence[int], names: Sequence[str] | None = Non
 
 
 class Dynamic:
-    """A function whose arguments are padded; all else is asked of the function itself."""
+    """A function whose arguments are padded; other attributes are those of the function itself."""
 
     def __init__(self, function: Any, axis: int, sizes: list[int], names: Sequence[str] | None) -> None:
         functools.update_wrapper(self, function, updated=())
@@ -54,11 +54,11 @@ class Dynamic:
         return getattr(self.function, "__qualname__", repr(self.function))
 
     def around(self, decorate: Callable[[Any], Any]) -> Dynamic:
-        """Returns the same around the function decorated."""
+        """Returns the same padding around the decorated function."""
         return Dynamic(decorate(self.function), self._axis, self._sizes, self._names)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "function":  # not there yet
+        if name == "function":  # not set yet
             raise AttributeError(name)
         return getattr(self.function, name)
 
@@ -82,7 +82,7 @@ class Dynamic:
         return tf.nest.map_structure(lambda part: part[cut] if self._size_of(part) == padded else part, result)
 
     def _pad(self, given: Any) -> tuple[int, Any, int]:
-        """Returns the size along the axis, the arguments padded, and the size that they have then."""
+        """Returns the size along the axis, the padded arguments, and their size; ValueError if no bucket fits."""
         sizes = {size for part in tf.nest.flatten(given) if (size := self._size_of(part)) is not None}
         if not sizes:
             return 0, given, 0

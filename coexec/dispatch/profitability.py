@@ -1,4 +1,4 @@
-"""Account: whether following a function's calls pays, by the clock."""
+"""Profitability: whether following a function's calls pays, by measured times."""
 
 from __future__ import annotations
 
@@ -12,37 +12,36 @@ from coexec.base.tuning import tuning
 
 
 class Profitability:
-    """What following saves over plain calls, in seconds; where that is not worth it, most calls run plainly.
+    """The balance, in seconds, of what following saves over imperative calls; backs off where it does not pay.
 
-    Nothing is timed until there is doubt. Then one plain call says what a call takes, and a few more at growing
-    distances. What was spent on learning until then is gone and decides nothing: only the calls behind that plain one
-    do. They may cost `following_patience` plain calls before they have to pay, and more once calls that met nothing new
-    were fast: then what is slow is learnt, and paid once. Where they do not pay, calls run plainly for a while; then
-    the next few are followed, with half of that patience, and if these do not pay, calls run plainly for so long that
-    the loss is a small share of their time.
+    No imperative call is timed until there is doubt. Then one is, and a few more at growing intervals. The cost of
+    learning before that is sunk and not counted. Later calls may lose up to `following_patience` imperative
+    calls' time before following has to pay, and more once steady-state calls were fast: slow calls are then learning
+    something new, once. If following does not pay, calls run imperatively for a while. Then a few are followed again,
+    with half the patience; if these do not pay either, the next backoff is long enough to amortize the loss.
 
-    A call that costs clearly less than the one before it is progress, and tries no patience. What following has saved
-    makes good for slow calls later, up to a limit. One slow call that met nothing new hit a busy moment, most likely,
-    and never leads to a pause alone; nor does one that compiles, which is done once.
+    A call clearly cheaper than the one before it is progress and is not charged. Savings offset later slow calls, up to
+    a limit. A single slow steady-state call was most likely disturbed by other load, and never causes a backoff by
+    itself; nor does one that compiles, which happens once.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._plain: deque[float] = deque(maxlen=tuning.plain_calls_kept)
-        self._taken: deque[float] = deque(maxlen=tuning.pace_calls)  # by the last calls, however they ran
-        self._steady: deque[float] = deque(maxlen=tuning.pace_calls)  # by followed ones that met nothing new
-        self._asked: deque[float] = deque(maxlen=tuning.plain_calls_kept)  # by plain calls that the program asked for
-        self._per_call = 0.0  # what most of them took at most
+        self._taken: deque[float] = deque(maxlen=tuning.pace_calls)  # times of the last calls, however they ran
+        self._steady: deque[float] = deque(maxlen=tuning.pace_calls)  # times of followed calls that met nothing new
+        self._asked: deque[float] = deque(maxlen=tuning.plain_calls_kept)  # of calls forced imperative
+        self._per_call = 0.0  # the lower median of `_plain`
         self._doubt = 0.0
         self._balance = 0.0
-        self._last = 0.0  # what the last followed call took
-        self._since = 0  # how many calls were followed since a plain one
-        self._again = tuning.plain_calls_apart  # after how many of those a plain one is timed
-        self.pause = 0  # how many calls ran plainly last time
-        self.paused = 0  # how many still will
+        self._last = 0.0  # seconds, of the last followed call
+        self._since = 0  # calls followed since the last imperative one
+        self._again = tuning.plain_calls_apart  # after how many of those to time an imperative one
+        self.pause = 0  # length of the last backoff, in calls
+        self.paused = 0  # calls left of the current one
 
     def admit(self) -> bool:
-        """Returns whether the next call is to be followed; one that is not counts towards the end of the pause."""
+        """Returns whether to follow the next call; if not, it counts towards the end of the backoff."""
         if self.paused == 0:
             return True
         with self._lock:
@@ -52,7 +51,7 @@ class Profitability:
             return True
 
     def ran_plainly(self, seconds: float) -> None:
-        """Notes a call that ran plainly."""
+        """Notes the time of a call that ran imperatively."""
         with self._lock:
             self._plain.append(seconds)
             self._taken.append(seconds)
@@ -60,15 +59,15 @@ class Profitability:
             self._since = 0
 
     def invested(self, seconds: float) -> None:
-        """Notes a call that was followed to learn another size: savings pay for it, and no more than these."""
+        """Charges a call that was followed to learn another size; this never takes the balance below zero."""
         with self._lock:
             if self._plain:
                 self._balance = min(self._balance, max(self._balance + self._per_call - seconds, 0.0))
 
     def followed(self, seconds: float, clean: bool, most: float = math.inf) -> bool:
-        """Notes a followed call; returns whether that was one too many.
+        """Notes a followed call; returns whether this starts a backoff.
 
-        `clean`: whether it went as calls should; `most`: how many plain calls' time it may count for as a loss.
+        `clean`: whether it was a steady-state call; `most`: the largest loss to charge, in imperative calls' times.
         """
         with self._lock:
             self._doubt = min(max(self._doubt + (-1 if clean else 2), 0), 2 * tuning.doubt_before_timing)
@@ -82,7 +81,7 @@ class Profitability:
             if not 0.0 < seconds - plain <= tuning.following_progress * (last - plain):
                 self._balance = min(self._balance + saved, tuning.following_allowance * plain)
             self._since += 1
-            # Where following is clearly faster, plain calls are a waste, and there is less to find out.
+            # Where following is clearly faster, imperative calls are a waste: time them more rarely.
             apart = self._again if 2 * seconds > plain else tuning.plain_calls_apart_fast * self._again
             if self._since >= apart and len(self._plain) < tuning.plain_calls_kept:
                 self._again *= 2
@@ -101,30 +100,30 @@ class Profitability:
             return True
 
     def _promises(self) -> bool:
-        """Returns whether calls that meet nothing new take clearly less than plain ones."""
+        """Returns whether calls that meet nothing new take clearly less time than imperative ones."""
         return bool(self._steady) and statistics.median(self._steady) < tuning.promising_share * self._per_call
 
     def affords(self) -> bool:
-        """Returns whether following has saved enough to find out about other sizes; False while nothing is timed."""
+        """Returns whether following has saved enough to learn another size; False while nothing is timed."""
         with self._lock:
             return bool(self._plain) and self._balance >= tuning.following_allowance * self._per_call / 2
 
     def ran_as_asked(self, seconds: float) -> None:
-        """Notes what a call has taken that ran plainly because the program wants it so: that decides nothing."""
+        """Notes the time of a call that ran imperatively on the program's demand, for reports only."""
         self._asked.append(seconds)
 
     def timed(self, seconds: float, steady: bool) -> None:
-        """Notes what a followed call has taken, for reports; `steady`: whether it met nothing new."""
+        """Notes the time of a followed call, for the pace; `steady`: whether it met nothing new."""
         self._taken.append(seconds)
         if steady:
             self._steady.append(seconds)
 
     def pace(self) -> Pace:
-        """Returns what calls take now, and what they take plainly, as far as they were timed."""
+        """Returns the recent times of calls, and of imperative ones as far as they were timed."""
         with self._lock:
             taken, steady, plain = list(self._taken), list(self._steady), [*self._plain, *self._asked]
         if len(taken) < tuning.pace_calls:
-            taken = taken[len(taken) // 2 :]  # the first ones learn
+            taken = taken[len(taken) // 2 :]  # the first ones include learning
         return Pace(
             len(taken),
             statistics.fmean(taken) if taken else None,

@@ -1,4 +1,4 @@
-"""Results: what a call returns, handed out as real eager tensors."""
+"""Results: a call's return values, converted to real eager tensors."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tracer.lazy import LazyTensor
 
 
 def hand_out(results: list[Any], watched: bool) -> None:
-    """Replaces the lazy tensors in `results`, and in the lists, dicts and tuples there, by eager ones, in place.
+    """Replaces the lazy tensors in `results`, and in lists, dicts and tuples within, by eager ones, in place.
 
-    A lazy tensor that somebody else knows too (a user's object, a weak reference, or a tape, where some are still
-    `watched`) stays what it is: it must be the same one there and here.
+    A lazy tensor with other references (a user's object, a weak reference, or a tape, if any is still active:
+    `watched`) is left alone: its identity must be preserved.
     """
-    if type(results[0]) is LazyTensor:  # what most functions return, at a tenth of the cost
+    if type(results[0]) is LazyTensor:  # the most common case, at a tenth of the cost
         lazy = results[0]
         if not is_known(lazy, 1, watched):
             results[0] = _eager(lazy)
@@ -52,7 +52,7 @@ def _find(value: Any, found: list[LazyTensor], places: Counter[int], seen: set[i
 
 
 def _rebuilt(kind: type) -> bool:
-    """Whether this is a tuple that can be made anew of other items."""
+    """Whether this is a type of tuples that can be rebuilt from other items."""
     return kind is tuple or (issubclass(kind, tuple) and hasattr(kind, "_make"))
 
 

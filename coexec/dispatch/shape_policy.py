@@ -1,4 +1,4 @@
-"""Sizes: which calls of a function that is given ever other sizes are worth following."""
+"""Sizes: which calls of a function are worth following when argument sizes keep changing."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from tracer.private import EagerTensor
 
 
 class Verdict(enum.IntEnum):
-    """What a call is to do; those that are followed are true."""
+    """How a call is to run; truthy if it is to be followed."""
 
     PLAIN = 0
     FOLLOW = 1
-    INVEST = 2  # followed, and what that takes is not held against following
+    INVEST = 2  # followed, but its cost does not count against following
 
 
 class ShapePolicy:
-    """The sizes of one function's arguments, and how often each combination has come."""
+    """The sizes of one function's arguments, and how often each combination was seen."""
 
     def __init__(self) -> None:
         self._seen: dict[Any, int] = {}
-        self._soon = 0  # how many are followed that had not come often
+        self._soon = 0  # how many are followed though not seen often
 
     def judge(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], affords: Callable[[], bool], room: bool = True
     ) -> Verdict:
-        """Notes a call; says whether it is to be followed.
+        """Notes a call's sizes; returns whether to follow it.
 
-        `affords`: whether following has saved enough for another size; `room`: whether there is any for its path.
+        `affords`: whether following has saved enough to learn another size; `room`: whether the graph has room for it.
         """
         seen, key = self._seen, _shapes((args, kwargs) if kwargs else args, tuning.size_depth)
         times = seen.get(key)
         if times is None:
             times = 0
-            if len(seen) < tuning.sizes_at_once and room:  # the very first is like any call of a function that is new
+            if len(seen) < tuning.sizes_at_once and room:  # the very first is like any call of a new function
                 times = tuning.size_often if seen else tuning.size_often + tuning.size_invested
                 self._soon += 1
             if len(seen) >= tuning.max_sizes:

@@ -1,8 +1,8 @@
-"""Ahead: the last launch of a call, which runs beside what the program does behind that call.
+"""Tail launch: the last launch of a call, which runs asynchronously beside what the program does after the call.
 
-For callers that leave results unread for a while, as Keras' training loop does. The launch lands before the next one
-of the same function, before anybody else uses a variable that it works on, when a result is read, and when it is asked
-to. There is one at a time of a function.
+For callers that leave results unread for a while, as Keras' training loop does. It is waited for before the next launch
+of the same function, before other code uses a variable that it reads or writes, when a result is read, and on request.
+A function has at most one at a time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tracer import intercept
 
 
 class TailLaunch:
-    """A launch that outlives its call, and the call, which ends when that lands."""
+    """A launch that outlives its call; the call is closed when the launch lands."""
 
     def __init__(self, run: Follower) -> None:
         self._run = run
@@ -26,11 +26,11 @@ class TailLaunch:
         intercept.enter_run(self)
 
     def outlive(self) -> None:
-        """The call has ended: from here on its tensors wait for the launch where they are read."""
+        """Ends the call: from here on, reading one of its tensors waits for the launch."""
         self._run.take_back(self._flight)
 
     def land(self) -> None:
-        """Waits for the launch; raises what came of it, once."""
+        """Waits for the launch; raises its error, once."""
         run = self._run
         with run.lock:
             error, self._error = self._error, None
@@ -42,7 +42,7 @@ class TailLaunch:
             try:
                 run.flush()
             except BaseException:
-                run.flush()  # what an interrupt has put off
+                run.flush()  # carries out what the interrupt deferred
                 raise
             finally:
                 intercept.leave_run(self)
@@ -51,7 +51,7 @@ class TailLaunch:
                 intercept.release()
 
     def settle_for(self, handles: list[Any]) -> None:
-        """Lands if that reads or writes one of these variables; who asked for the launch hears of its failure."""
+        """Waits for the launch if it uses one of these variables; keeps its error for `land` to raise."""
         with self._run.lock:
             if not self._landed and any(id(h) in self._run.cursor.handles for h in handles):
                 try:
@@ -60,11 +60,11 @@ class TailLaunch:
                     self._error = error
 
     def settle_tape(self, tape: Any) -> None:
-        """The call's tapes know all that they are to know."""
+        """Does nothing: the call's tapes are already complete."""
 
 
 def launch_tail(run: Follower) -> None:
-    """Launches what a call holds back at its end: beside what follows the call, where that can be."""
+    """Launches the operations still pending at the end of a call, asynchronously where possible."""
     run.tapes.end()
     with run.lock:
         if run.recorder is None and run.error is None and run.cursor.step.parent is not None:
