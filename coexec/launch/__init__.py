@@ -1,5 +1,5 @@
-"""Launch: carries out segments.
+"""Launch: executes segments.
 
-In comes a segment with this call's values; out come real tensors, from a compiled executable where there is one that
-was found to agree with the operations, else from the operations one by one.
+Takes a segment with this call's values and computes real tensors: by a compiled executable where there is one that was
+validated against its operations, else by running the operations one by one.
 """

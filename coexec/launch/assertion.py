@@ -1,4 +1,4 @@
-"""Assertion: a check that a segment assumes to hold, kept to be made again on real values, to fail as in eager."""
+"""Assertion: a check that a segment assumes to pass, kept to be rerun on real values, so that it fails as in eager."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _PLAIN = (int, float, bool, complex, bytes, np.ndarray)
 
 
 class CannotDescribe(Exception):
-    """An argument that cannot be kept for later; never leaves this module."""
+    """Raised for an argument that cannot be stored; never leaves this module."""
 
 
 class _ByIdentity:
-    """An object that is what it is, as an argument."""
+    """An argument that is compared by identity."""
 
     __slots__ = ("value",)
 
@@ -37,7 +37,7 @@ class _ByIdentity:
 
 
 class Assertion:
-    """What a call of an assertion was given, tensors by their place in the segment: as slots are in a step."""
+    """An assertion's function and arguments, with tensors as slots of the segment, like the slots of a step."""
 
     __slots__ = ("arguments", "function")
 
@@ -54,8 +54,8 @@ class Assertion:
 def fail(
     assertion: Assertion | None, real: list[Any], feeds: list[Any], location: Location, note: Note | None = None
 ) -> None:
-    """Makes an assertion on the real tensors of a segment; raises its error, with a note, as from the user's line."""
-    if assertion is None:  # an interrupt came as it was made
+    """Runs an assertion on a segment's real tensors; raises its error, with the note, as from the user's line."""
+    if assertion is None:  # an interrupt came while it was being recorded
         return
     given = tuple([_filled(form, real, feeds) for form in assertion.arguments])
     try:
@@ -70,7 +70,10 @@ def fail(
 
 
 def described(value: Any, cursor: Any) -> Any:
-    """Returns what stands for an argument until the segment is carried out: no tensor that is still to come."""
+    """Returns a form of an argument to keep until the segment has run, without lazy tensors.
+
+    Raises `CannotDescribe` if there is none.
+    """
     kind = type(value)
     if value is None or kind is str:
         return value
@@ -97,7 +100,7 @@ def described(value: Any, cursor: Any) -> Any:
 
 
 def _filled(form: Any, real: list[Any], feeds: list[Any]) -> Any:
-    """Returns the argument that `described` gave."""
+    """Returns the argument that `described` returned this form for."""
     if form is None or isinstance(form, str):
         return form
     if isinstance(form, int):

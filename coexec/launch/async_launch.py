@@ -1,7 +1,7 @@
-"""Async launch: a launch that runs beside the program's Python, on a thread of the runtime's own.
+"""Async launch: a launch that overlaps with the program's Python, on a thread of the runtime.
 
-TensorFlow's launches on the CPU return when they are done, and release the GIL meanwhile. Where Python is known to
-pause (`dispatch/host_gaps`), the operations so far are launched there; the program waits for them at the next
+On the CPU TensorFlow's launches are synchronous, and release the GIL. Where Python is known to pause
+(`dispatch/host_gaps`), the operations so far are launched on such a thread; the program waits for them at the next
 operation, read, error or end of the call. A call has at most one launch in flight.
 """
 
@@ -18,7 +18,7 @@ from tracer.seeds import Pair
 
 
 class _Runners:
-    """The threads, made when they are first needed, and anew in a forked process."""
+    """The thread pool, created on first use, and again in a forked process."""
 
     def __init__(self) -> None:
         self._pool: concurrent.futures.ThreadPoolExecutor | None = None
@@ -27,7 +27,7 @@ class _Runners:
         hooks.at_fork(__name__, why, self._wait, in_child=self._forget)
 
     def _wait(self) -> None:
-        concurrent.futures.wait(list(self._under_way))  # in a child, nobody would land them
+        concurrent.futures.wait(list(self._under_way))  # in a child, nothing would complete them
 
     def _forget(self) -> None:
         self._pool = None
@@ -35,7 +35,7 @@ class _Runners:
     def submit(
         self, executable: Executable, feeds: list[Any], seeds: list[Pair], into: list[Any]
     ) -> concurrent.futures.Future[Any] | None:
-        """Has it launched; None if no thread is to be had, as when the interpreter is about to end."""
+        """Submits a launch; None if there is no thread for it, as when the interpreter is shutting down."""
         try:
             if self._pool is None:
                 threads = tuning.launch_threads
@@ -52,23 +52,23 @@ _runners = _Runners()
 
 
 class AsyncLaunch:
-    """One launch under way."""
+    """One launch in flight."""
 
     def __init__(self, executable: Executable, future: concurrent.futures.Future[Any], into: list[Any]) -> None:
         self.executable = executable
-        self.into = into  # nothing, or what the launch gave
+        self.into = into  # empty, or what the launch returned
         self._began = time.perf_counter()
         self._future = future
         self._interrupt: BaseException | None = None
 
     def is_worth_it(self) -> bool:
-        """Whether Python has gone on for long enough since it began."""
+        """Whether Python has run long enough since it began."""
         return time.perf_counter() - self._began > tuning.flight_worth
 
     def land(self) -> list[Any] | None:
         """Waits for the launch; returns or raises what `Executable.launch` does.
 
-        An interrupt waits, too: what it writes must not come after whoever catches that. `resume` raises it.
+        An interrupt is deferred, for `resume` to raise: the launch's writes must precede the code that catches it.
         """
         while not self._future.done():
             try:
@@ -79,14 +79,14 @@ class AsyncLaunch:
         return results
 
     def resume(self) -> None:
-        """Raises the interrupt that came while the program waited, if one did."""
+        """Raises the interrupt that came during `land`, if any."""
         interrupt, self._interrupt = self._interrupt, None
         if interrupt is not None:
             raise interrupt
 
 
 def launch_async(executable: Executable, feeds: list[Any], seeds: list[Pair]) -> AsyncLaunch | None:
-    """Launches on a thread of the runtime's; None if that cannot be."""
+    """Launches on a thread of the runtime; None if there is none."""
     into: list[Any] = []
     future = _runners.submit(executable, feeds, seeds, into)
     return None if future is None else AsyncLaunch(executable, future, into)

@@ -1,8 +1,8 @@
-"""Audits: now and then, what is compiled is compared with its operations again, long after its first launch.
+"""Audits: occasional comparisons of an executable with its operations, long after its first launch.
 
-What is wrong with an executable may show only later: for other values, for other sizes that share it, or once
-something that it relies on has changed. So in the first calls of a function some launches are compared as the first
-one was (`launch/validate`), as long as that takes no more than a small share of the time that the calls take.
+A wrong executable may show only later: for other values, for other sizes that share it, or once something that it
+relies on has changed. So in the first calls of a function some launches are validated as the first one was
+(`launch/validate`), within a budget that is a small share of the calls' time.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from tracer.private import is_op_determinism_enabled
 
 
 class Audits:
-    """Decides which launches of one function are compared, by the clock, and warns of what was found."""
+    """Decides, within a time budget, which launches of one function are compared, and warns of differences."""
 
     def __init__(self) -> None:
-        self.open = True  # whether there may be any
+        self.open = True  # whether more may be made
         self._lock = threading.Lock()
         self._calls = self._made = 0
         self._budget = 0.0  # seconds
         self._warned = False
 
     def called(self, seconds: float) -> None:
-        """Notes a call that was followed, and how long it took."""
+        """Notes the time of a followed call, a share of which goes to the budget."""
         with self._lock:
             self._budget += tuning.audit_share * seconds
             self._calls += 1
@@ -39,10 +39,10 @@ class Audits:
                 self.open = False
 
     def wants(self, executable: Executable) -> bool:
-        """Returns whether the next launch of an executable is to be compared.
+        """Returns whether to compare the next launch of an executable.
 
-        A comparison goes on with the values of the single operations, whose last digits may be other ones: where runs
-        are to be equal to the bit, the clock does not decide on that.
+        An audited call continues with the values of the single operations, whose last digits may differ. So there are
+        none under op determinism: timing must not decide about bits.
         """
         if not executable.trusted or executable.launches < max(tuning.audit_first, executable.audit_at):
             return False
@@ -51,7 +51,7 @@ class Audits:
         return expected <= self._budget and not is_op_determinism_enabled()
 
     def took(self, executable: Executable, seconds: float) -> None:
-        """Notes an audit."""
+        """Charges an audit, and schedules the executable's next."""
         with self._lock:
             self._budget -= seconds
             self._made += 1
@@ -59,7 +59,7 @@ class Audits:
         executable.audit_at = tuning.audit_growth * executable.launches
 
     def warn(self, function: str, difference: str, place: str) -> None:
-        """Tells the program's author, once, what to report; the program goes on, also where warnings are errors."""
+        """Warns, once, with what to report; the program continues even where warnings are errors."""
         with self._lock:
             warned, self._warned = self._warned, True
         if warned:

@@ -1,4 +1,4 @@
-"""Segments: what has been compiled for a cut, and how a segment is carried out."""
+"""Segment executor: compiles segments, and runs each by an executable or operation by operation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tracer.private import context, is_op_determinism_enabled
 
 
 class SegmentExecutor:
-    """Carries out segments for one function: launches what is compiled, compiles what comes again."""
+    """Runs the segments of one function: launches compiled ones, compiles recurring ones."""
 
     def __init__(self, options: Options, ledger: EventLog, name: str) -> None:
         self.options = options
@@ -43,18 +43,18 @@ class SegmentExecutor:
         self._families = PolymorphicGraphs()
         self._on_cpu = not tf.config.list_physical_devices("GPU")
         self._clock = itertools.count()
-        self._generation = 0  # of all that is compiled
+        self._generation = 0  # counts calls of `clear`
         self._began = time.monotonic()
-        self._spent = 0.0  # seconds, for compiling
-        self._asked: defaultdict[Any, set[int]] = defaultdict(set)  # for which segments, by place; also after `clear`
+        self._spent = 0.0  # seconds spent compiling
+        self._asked: defaultdict[Any, set[int]] = defaultdict(set)  # by XLA: segments' hashes by place; kept by `clear`
         self._lock = threading.RLock()
         self._all: list[Compiled] = []
         self._executables: weakref.WeakValueDictionary[Any, Executable] = weakref.WeakValueDictionary()
 
     def launch_async(self, pending: PendingSegment, options: Options) -> AsyncLaunch | None:
-        """Launches a segment beside Python, if that is as good as launching it here; `run` lands it.
+        """Launches a segment asynchronously, if that is as good as a synchronous launch; `run` waits for it.
 
-        Its executable must be settled, and give out what is alive.
+        Its executable must be settled, and return all tensors that are alive. Returns None otherwise.
         """
         compiled: Compiled | None = pending.last.executables
         if compiled is None or compiled.refused or compiled.rival is not None or options.validating or fork.forked:
@@ -69,9 +69,9 @@ class SegmentExecutor:
         return flight
 
     def run(self, pending: PendingSegment, options: Options) -> bool:
-        """Computes the tensors that are alive, and does every write, of a segment.
+        """Computes a segment's live tensors and performs all its writes.
 
-        Returns whether that was one launch.
+        Returns whether one launch did it. Raises what a failing operation raises eagerly.
         """
         last = pending.last
         last.visits += 1
@@ -81,7 +81,7 @@ class SegmentExecutor:
             self._all.append(compiled)
         compiled.used = next(self._clock)
         executable, failure = None, None
-        if pending.flight is not None:  # whatever became of the segment meanwhile: what it writes is written
+        if pending.flight is not None:  # whatever happened to the segment meanwhile, its writes are done
             executable = pending.flight.executable
             failure = self._launch(executable, pending, compiled)
             if failure is None:
@@ -102,7 +102,7 @@ class SegmentExecutor:
                     return True
         began = time.perf_counter()
         replay(pending, pending.seeds)
-        if executable is not None and failure is not None:  # else an operation has failed, which raised just now
+        if executable is not None and failure is not None:  # had an operation failed, `replay` would have raised
             self._demote(compiled, executable, last, failure)
         else:
             took = time.perf_counter() - began
@@ -112,11 +112,11 @@ class SegmentExecutor:
         return False
 
     def replay(self, pending: PendingSegment) -> None:
-        """Carries out, operation by operation, what is left of a segment."""
+        """Runs the rest of a segment operation by operation."""
         replay(pending, pending.seeds)
 
     def _launch(self, executable: Executable, pending: PendingSegment, compiled: Compiled) -> str | None:
-        """Launches; returns None, or why that came to nothing, and then nothing was written."""
+        """Launches; returns None, or why that failed, in which case nothing was written."""
         flight = pending.flight
         began = time.perf_counter()
         pending.executable = executable
@@ -125,16 +125,16 @@ class SegmentExecutor:
                 results = executable.launch(pending.feeds, pending.seeds, pending.results)
             else:
                 results = flight.land()
-        except Exception as error:  # the replay tells whether it was an operation or the executable that failed
+        except Exception as error:  # replaying shows whether an operation or the executable is at fault
             pending.results.extend(flight.into if flight is not None else ())
-            if pending.results:  # neither: it is done, and what failed is Python, behind it
+            if pending.results:  # neither: the launch is done, and Python failed after it
                 raise
             return reason_of(error)
         took = time.perf_counter() - began
         if flight is None:
             executable.took = took
         self.ledger.count("launches")
-        if executable.launches == 1:  # when TensorFlow prepares it
+        if executable.launches == 1:  # includes TensorFlow's preparation
             self._spent += took
             self.ledger.count(loaded=executable.loaded)
         elif flight is None:
@@ -151,9 +151,9 @@ class SegmentExecutor:
     def _validate(
         self, executable: Executable, pending: PendingSegment, compiled: Compiled, options: Options, audit: bool = False
     ) -> bool:
-        """Carries the segment out twice; where the executable does something else, it is not launched again.
+        """Runs the segment both ways; an executable whose results differ is not launched again.
 
-        Returns whether it could be launched.
+        Returns whether it could be launched; strict functions raise `Divergence` if it differs.
         """
         self.ledger.count("validated", "launches")
         try:
@@ -178,7 +178,7 @@ class SegmentExecutor:
         return True
 
     def _audit(self, executable: Executable, pending: PendingSegment, compiled: Compiled, options: Options) -> bool:
-        """Compares a launch as `_validate` does, though the executable was right before; warns where it is not now."""
+        """Validates an executable again that was right before; warns if it is wrong now."""
         began = time.perf_counter()
         try:
             return self._validate(executable, pending, compiled, options, audit=True)
@@ -186,26 +186,26 @@ class SegmentExecutor:
             self.audits.took(executable, time.perf_counter() - began)
 
     def _is_audited(self, executable: Executable, options: Options) -> bool:
-        """Whether a launch is to be compared, though no mode asks for it."""
+        """Whether to audit a launch; never under a mode."""
         if not self.audits.open or options is not self.options or not tuning.validates_new:
             return False
         return executable.size <= tuning.max_validated_bytes and self.audits.wants(executable)
 
     def _is_new(self, executable: Executable, options: Options) -> bool:
-        """Whether an executable was never compared with its operations, and is to be."""
+        """Whether an executable is still to be validated."""
         if not tuning.validates_new or executable.trusted or options.trusting:
             return False
         return executable.size <= tuning.max_validated_bytes
 
     def found(self, text: str, place: str, options: Options) -> None:
-        """Notes that something compiled or followed as one was not what the program does; strict functions raise."""
+        """Notes that something compiled or memoized differed from the program; raises `Divergence` if strict."""
         hint = "if it is more than the rounding of sums that cancel, report it; it is not used any more"
         self.ledger.cause(Kind.VALIDATION, text, place, hint)
         if options.strict:
             raise Divergence(f"{text}, at {place}")
 
     def _demote(self, compiled: Compiled, executable: Executable, last: Step, reason: str) -> None:
-        """Takes a backend away from a segment that failed there and not eagerly."""
+        """Takes a backend away from a segment that fails there but not eagerly."""
         compiled.alarms += 1
         if reason == CHECKED and compiled.alarms < tuning.max_alarms:
             return
@@ -225,7 +225,7 @@ class SegmentExecutor:
     # Compiling.
 
     def _compile(self, compiled: Compiled, last: Step, alive: list[int], budget: Budget) -> Executable | None:
-        """Returns an executable that gives out what is alive, if the segment is worth one and the budget allows it."""
+        """Returns an executable that returns what is alive, if the segment is worth one and the budget allows it."""
         jit = self.options.jit_compile
         with self._lock, handling(None):
             compiled.wanted.update(alive)
@@ -253,7 +253,7 @@ class SegmentExecutor:
             return compiled.executable
 
     def _affords(self, compiled: Compiled, last: Step, budget: Budget) -> bool:
-        """Returns whether a call may compile a segment; one that no call may waits until it has come more often."""
+        """Returns whether the budget allows compiling; a segment too large for any waits for more visits instead."""
         seconds = compiled.seconds / max(last.visits - 1, 1)
         if budget.has(last.live, seconds):
             return True
@@ -264,9 +264,9 @@ class SegmentExecutor:
         return last.visits >= tuning.hopeless_visits
 
     def _without_xla(self, compiled: Compiled, last: Step, alive: list[int]) -> Executable | None:
-        """Returns a graph to launch while a timer sends signals, which the code that XLA compiles does not survive."""
+        """Returns a graph to launch while a timer sends signals, which may crash code compiled by XLA."""
         if compiled.executable is not None and compiled.executable.backend == "graph":
-            return compiled.executable  # XLA's competes with it
+            return compiled.executable  # XLA's is only racing it
         if compiled.stand_in is None or not compiled.stand_in.given.issuperset(alive):
             with self._lock, handling(None):
                 compiled.stand_in = self._emit(compiled, last, "graph")
@@ -275,7 +275,7 @@ class SegmentExecutor:
         return compiled.stand_in
 
     def _known(self, compiled: Compiled, last: Step) -> Executable | None:
-        """Returns a graph for a segment that is not worth one of its own yet: one that other sizes have."""
+        """Returns a shape-polymorphic graph compiled for other sizes, for a segment not worth its own yet; or None."""
         xla_first = self.options.jit_compile is True or tuning.xla_at_once
         if xla_first or compiled.executable is not None or not self._families.shares:
             return None
@@ -300,14 +300,14 @@ class SegmentExecutor:
         return self._made(plan, backend, last.place)
 
     def _made(self, plan: Plan, backend: str, place: str, given: dict[Any, int] | None = None) -> Executable | None:
-        """Returns an executable for a plan, or a graph that takes these of its constants as arguments."""
+        """Returns an executable for a plan; `given`: constants lifted to arguments, of a shared graph."""
         executable = self._executables.get((backend, plan.content)) if given is None else None
         if executable is None and (executable := self._new(plan, backend, place, given)) is not None:
             self._register(plan, executable, "" if given is None else "shared ")
         return executable
 
     def _plan(self, compiled: Compiled, last: Step, backend: str) -> Plan | None:
-        """Returns what the backend is to compile; None, with the reason kept, if it cannot or need not."""
+        """Returns the plan for the backend to compile; None if it cannot or need not, with the reason noted."""
         place = last.place
         plan = make_plan(last, tuple(sorted(compiled.wanted)))
         if plan.live == 0 or plan.refusal:
@@ -323,7 +323,7 @@ class SegmentExecutor:
     def _new(self, plan: Plan, backend: str, place: str, given: dict[Any, int] | None = None) -> Executable | None:
         try:
             executable = Executable(plan, backend, given)
-        except Exception as error:  # whatever cannot be emitted runs otherwise, with the reason kept
+        except Exception as error:  # what cannot be emitted runs by other means, with the reason noted
             kind = Kind.XLA if backend == "xla" else Kind.IMPERATIVE
             self.ledger.cause(kind, f"{type(error).__name__}: {str(error)[:300]}", place)
             return None
@@ -338,7 +338,7 @@ class SegmentExecutor:
         return executable
 
     def _register(self, plan: Plan, executable: Executable, kind: str = "") -> None:
-        """Lets segments of equal content share an executable; beyond a bound, others go. Under the lock."""
+        """Shares an executable among segments of equal content; evicts others beyond a bound. Needs the lock."""
         self._executables[kind + executable.backend, plan.content] = executable
         if len(self._executables) > tuning.max_executables or self._operations() > tuning.max_compiled_operations:
             held = [c for c in self._all if c.executable is not None or c.rival is not None]
@@ -349,7 +349,7 @@ class SegmentExecutor:
         return sum(executable.ops for executable in list(self._executables.values()))
 
     def _consider_xla(self, compiled: Compiled, last: Step) -> None:
-        """Asks XLA for a segment that has taken enough time to pay for it, in the background."""
+        """Has XLA compile, in the background, a segment that has run long enough to amortize that."""
         if compiled.asked or compiled.refused or fork.forked:
             return
         soon = self.options.xla_soon and last.visits >= tuning.xla_soon_visits
@@ -359,7 +359,7 @@ class SegmentExecutor:
             return
         compiled.asked = True
         if self.options.jit_compile != "auto" or is_op_determinism_enabled():
-            return  # where runs are to be equal to the bit, time decides nothing
+            return  # timing must not decide about bits
         with self._lock, handling(None):
             plan = self._plan(compiled, last, "xla")
             if plan is None:
@@ -382,7 +382,7 @@ class SegmentExecutor:
         place, device, generation = last.place, context.context().device_name, self._generation
 
         def compile_by_xla() -> None:
-            if generation != self._generation:  # all was cleared meanwhile
+            if generation != self._generation:  # cleared meanwhile
                 return
             if timer_signals.is_running():
                 compiled.asked = False  # later
@@ -408,14 +408,14 @@ class SegmentExecutor:
             with self._lock:
                 if generation == self._generation:
                     self._register(plan, executable)
-                    if compiled.asked and compiled.wanted == executable.given:  # else it has changed meanwhile
+                    if compiled.asked and compiled.wanted == executable.given:  # has not changed meanwhile
                         compiled.compete(executable, self._on_cpu)
 
         if not background.submit(f"compiling {plan.live} operations before {place} by XLA", compile_by_xla):
             compiled.asked, compiled.seconds = False, 0.0  # later, perhaps
 
     def clear(self) -> None:
-        """Lets go of every executable; one that a running call launches is released after it."""
+        """Releases every executable; one in use by a running call is released after it."""
         with self._lock:
             self._generation += 1
             self._families = PolymorphicGraphs()

@@ -1,4 +1,4 @@
-"""Replay: a segment's operations, carried out one by one as the eager program would have."""
+"""Replay: a segment's operations, run one by one as the eager program would have run them."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from tracer.private import EagerTensor, context, core, record
 from tracer.seeds import Pair, join
 from tracer.spec import intern_spec
 
-# Makes other results of an operation's inputs and results.
+# Maps an operation's inputs and results to other results.
 Changed: TypeAlias = Callable[[Step, list[Any], list[Any]], list[Any]]
 
 
 def replay(pending: PendingSegment, seeds: list[Pair], changed: Changed | None = None) -> None:
-    """Runs a segment's operations in order and gives each lazy tensor that somebody wants its eager one.
+    """Runs a segment's operations in order, and sets the values of its lazy tensors that are still referenced.
 
-    A failing operation raises what it raises eagerly, and `pending.at` is its step; those before it have run, those
-    behind it have not. With `changed`, those behind an operation get what that makes of the operation's results.
+    A failing operation raises what it raises eagerly, and `pending.at` is its step: earlier ones have run, later ones
+    have not. With `changed`, later operations see the results that it returns in place of an operation's own.
     """
     values, raw = pending.values, pending.raw
     real = pending.real = pending.real or [None] * len(values)
     with handling(None), record.stop_recording():
-        if raw:  # an error of the runtime's own came behind it
+        if raw:  # a fault of the runtime came after it
             assert pending.at is not None
             _give(pending, pending.at, flat_outputs(raw[0]))
         steps, said = pending.reaching(), (pending.assertions, pending.notes)
@@ -52,7 +52,7 @@ def replay(pending: PendingSegment, seeds: list[Pair], changed: Changed | None =
 
 
 def _give(pending: PendingSegment, step: Step, tensors: list[Any]) -> None:
-    """Notes what an operation gave, and gives it to those who want it."""
+    """Stores an operation's results in `pending.real` and in the lazy tensors that wait for them."""
     values, real, first = pending.values, pending.real, step.first
     for n, tensor in enumerate(tensors):
         real[first + n] = tensor
@@ -67,10 +67,10 @@ def _run(
     steps: Iterable[Step], feeds: list[Any], seeds: list[Pair], real: list[Any], said: dict[Step, Any],
     notes: dict[Step, Any], raw: list[Any],
 ) -> Iterator[tuple[Step, list[Any], list[Any]]]:  # fmt: skip
-    """Runs the steps in order, notes in `real` what comes out, and yields it with the inputs; what is known is not run.
+    """Runs the steps in order, stores results in `real`, and yields them with the inputs; skips folded operations.
 
-    `said`, `notes`: what assertions say where they fail, and what Keras adds to errors, where this call has others.
-    What an operation gives is in `raw` as soon as it has run.
+    `said`, `notes`: this call's assertions and Keras notes, where they differ from those kept with the steps.
+    An operation's result is in `raw` as soon as it has run.
     """
     ctx = context.context()
     for step in steps:
@@ -100,7 +100,7 @@ def _run(
                 result = _run_fast(ctx, step, inputs, step.attrs)
             raw.append(result)
         except core._NotOkStatusException as error:
-            if step.node.entry == "fast":  # as the generated wrappers do
+            if step.node.entry == "fast":  # like the generated wrappers
                 error.message += " name: " + str(step.node.name if step.node.name is not None else "")
             failure = core._status_to_exception(error)
             note = note_of(step, notes)
@@ -114,10 +114,10 @@ def _run(
 
 
 def _draw(step: Step, inputs: list[Any], pair: Pair) -> Any:
-    """Draws from these seeds what a kernel does that is new, as it was when the program came by.
+    """Draws from these seeds what a fresh kernel draws, as it was when the operation was issued.
 
-    TensorFlow keeps kernels by their seeds until `tf.random.set_seed`, which may have come again meanwhile: one that
-    has drawn since would go on where it was.
+    TensorFlow caches kernels by their seeds until `tf.random.set_seed`, which may have been called meanwhile: a kernel
+    that has drawn since would continue from its own state.
     """
     op = step.op or ""
     enum = step.outputs[0].spec.enum
@@ -127,7 +127,7 @@ def _draw(step: Step, inputs: list[Any], pair: Pair) -> Any:
     attrs = () if bounds else ("dtype", enum)
     try:
         return fast_execute(context.context(), STATELESS[op], None, shape, key, counter, PHILOX, *bounds, *attrs)
-    except core._NotOkStatusException:  # with the message of the operation itself
+    except core._NotOkStatusException:  # raise with the operation's own message
         return fast_execute(context.context(), op, None, *inputs, *join(step.attrs, pair))
 
 
@@ -165,7 +165,7 @@ def _run_structure(step: Step, inputs: list[Any]) -> list[Any]:
         except tf.errors.OpError:
             if part.whole:
                 raise
-            break  # Python comes to it, too, with the state before this turn
+            break  # Python will reach the error itself, from the state before this iteration
         if stuck:
             break
         given, go, turned = after, again, turned + 1
@@ -188,13 +188,13 @@ def _run_fast(ctx: Any, step: Step, inputs: list[Any], attrs: tuple[Any, ...]) -
     try:
         return fast_execute(ctx, step.op, name, *inputs, *attrs)
     except core._FallbackException:
-        # Constants that were tensors when the operation was recorded, of a dtype that only tensors can have, or NumPy's
-        # scalars, whose dtypes the generated wrapper settled by converting all inputs together.
+        # Constants that were tensors when the operation was recorded, of a dtype that only tensors have, or NumPy
+        # scalars, whose dtypes the generated wrapper determined by converting all inputs together.
         return fast_execute(ctx, step.op, name, *_settled(step, inputs), *attrs)
 
 
 def _settled(step: Step, inputs: list[Any]) -> list[Any]:
-    """Returns the inputs with arrays and NumPy's scalars made tensors, scalars of the dtype that the others ask for."""
+    """Returns the inputs with arrays and NumPy scalars as tensors, scalars of the dtype that the others imply."""
     signature = signature_of(step.op or "")
     assert signature is not None
     args = (*inputs, *step.attrs)
@@ -210,7 +210,7 @@ def _settled(step: Step, inputs: list[Any]) -> list[Any]:
 
 
 def _made(inputs: list[Any]) -> list[Any]:
-    """Returns the inputs with arrays made tensors, of their own dtype."""
+    """Returns the inputs with arrays as tensors of their own dtype."""
     return [
         _made(v) if isinstance(v, list) else make_constant(v, None) if isinstance(v, np.ndarray) else v for v in inputs
     ]
@@ -226,13 +226,13 @@ def _input(step: Step, i: int, slot: int, real: list[Any], feeds: list[Any]) -> 
 
 
 def _constant(const: Const, step: Step, *path: int) -> Any:
-    """Returns a constant; as a tensor, where TensorFlow could not tell its dtype from the other inputs."""
+    """Returns a constant, as a tensor where TensorFlow could not infer its dtype from the other inputs."""
     value = const.value
     if isinstance(value, (np.ndarray, np.generic)) or all(slot in (CONST, LIST) for slot in step.slots):
         spec = spec_of_constant(step, *path)
         if spec is not None:
             return make_constant(value, spec.dtype)
-        if isinstance(value, np.ndarray):  # of the dtype that it had as a tensor; TensorFlow may choose another
+        if isinstance(value, np.ndarray):  # keep its dtype; TensorFlow might choose another
             return make_constant(value, None)
     return value
 

@@ -1,8 +1,8 @@
-"""Notes: what Keras writes into an error about the layer call that it came from, where that call is over by then.
+"""Notes: what Keras adds to an error about the layer call that raised it, for errors raised after that call.
 
-Eagerly, an operation that fails inside of a layer's `call` raises through the layer, which adds to the message how it
-was called. Followed, it fails when its segment is carried out. So what Keras would add is found when the operation is
-issued. It names tensors by shape and dtype alone: the text is made once, and what it follows from is compared.
+Eagerly, an operation that fails inside a layer's `call` raises through the layer, which adds to the message how it was
+called. Followed, it fails when its segment runs. So what Keras would add is determined when the operation is issued. It
+names tensors by shape and dtype only, so the text is made once and cached by what it depends on.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from tracer.lazy import LazyTensor
 from tracer.location import is_entry
 from tracer.private import EagerTensor, inject_argument_info, injecting_code
 
-_HOLE = "\0"  # where the message of the error goes
+_HOLE = "\0"  # stands for the error's message
 _SCALARS = frozenset({int, float, bool, complex, type(None)})
 
 
 class _Unknown(Exception):
-    """An argument that Keras would write down in words of its own; never leaves this module."""
+    """Raised for an argument whose text cannot be predicted; never leaves this module."""
 
 
 class Note:
-    """What Keras adds to the message of an error, and what that follows from: a layer's `call`, and its arguments."""
+    """What Keras adds to an error's message, and what that depends on: a layer's `call` and its arguments."""
 
     __slots__ = ("_after", "_before", "_form", "_function")
 
@@ -40,11 +40,11 @@ class Note:
         self._before, self._after = before, after
 
     def is_of(self, function: Any, form: Any) -> bool:
-        """Returns whether it is what Keras adds for these."""
+        """Returns whether this is the note for these."""
         return self._form == form and self._function() is function
 
     def added_to(self, failure: Exception) -> Exception:
-        """Returns the error that Keras makes of this one."""
+        """Returns the error that Keras would raise in place of this one."""
         noted: Any
         if isinstance(failure, tf.errors.OpError):
             message = f"{self._before}{failure.message}{self._after}"
@@ -55,25 +55,25 @@ class Note:
                 noted = type(failure)(message)
             except TypeError:
                 noted = RuntimeError(message)
-        noted._keras_call_info_injected = True  # layers further out leave it as it is
+        noted._keras_call_info_injected = True  # so that outer layers leave it alone
         noted.__suppress_context__ = True
         error: Exception = noted
         return error
 
 
 def note_of(step: Step, notes: dict[Step, Note | None]) -> Note | None:
-    """Returns what Keras adds to an error of this step; `notes`: where that is something else in this call."""
+    """Returns the note for errors of this step; `notes`: those of this call that differ from the steps' own."""
     if step in notes:
         return notes[step]
     return step.notes[0] if step.notes else None
 
 
 def take_note(notes: dict[Step, Any], step: Step) -> bool:
-    """Finds what Keras would write into an error of the operation that is issued now, which is `step`.
+    """Determines what Keras would add to an error of `step`, the operation being issued.
 
-    It is kept with the step; in `notes`, those of the running segment, where it differs from that.
+    Stores it in the step, or in `notes` (of the running segment) if it differs from the step's.
 
-    Returns False if that cannot be told beforehand: an argument would be asked for its `repr`.
+    Returns False if that cannot be known beforehand, as it needs the `repr` of an argument.
     """
     frame = _layer_call()
     note = None
@@ -84,7 +84,7 @@ def take_note(notes: dict[Step, Any], step: Step) -> bool:
             return False
         try:
             form = given["object_name"], _form(given["args"]), _form(given["kwargs"])
-        except (_Unknown, ValueError):  # of an integer with too many digits
+        except (_Unknown, ValueError):  # ValueError: of an integer with too many digits
             return False
         note = next((known for known in step.notes or () if known is not None and known.is_of(function, form)), None)
         if note is None:
@@ -95,14 +95,14 @@ def take_note(notes: dict[Step, Any], step: Step) -> bool:
             if step.notes and len(step.notes) < tuning.max_notes:
                 step.notes.append(note)
     if step.notes is None:
-        step.notes = [note]  # the first is what it is unless a call says otherwise
+        step.notes = [note]  # the first is the default for all calls
     elif note is not step.notes[0]:
         notes[step] = note
     return True
 
 
 def _layer_call() -> FrameType | None:
-    """Returns the frame in which Keras would note an error of what is issued now: that of the innermost layer."""
+    """Returns the frame in which Keras would annotate an error raised now, that of the innermost layer; or None."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and not is_entry(frame.f_code):
         if frame.f_code is injecting_code:
@@ -112,7 +112,7 @@ def _layer_call() -> FrameType | None:
 
 
 def _form(value: Any, depth: int = 0) -> Any:
-    """Returns what Keras' words for an argument follow from."""
+    """Returns what Keras' text for an argument depends on; raises `_Unknown` if that is its `repr`."""
     kind = type(value)
     if kind is LazyTensor:
         return value._out.spec.enum, value._out.spec.shape
@@ -128,17 +128,17 @@ def _form(value: Any, depth: int = 0) -> Any:
 
 
 def _text(given: dict[str, Any]) -> tuple[str, str] | None:
-    """Returns what Keras writes before and behind a message, from what its frame holds; None if it cannot."""
+    """Returns what Keras writes before and after a message, given its frame's locals; None if it fails."""
 
     def failing(*args: Any, **kwargs: Any) -> Any:
         raise tf.errors.InvalidArgumentError(None, None, _HOLE)
 
-    failing.__wrapped__ = given["fn"]  # type: ignore[attr-defined]  # whose signature it is
+    failing.__wrapped__ = given["fn"]  # type: ignore[attr-defined]  # for the signature
     failing.__name__ = given["fn"].__name__
     try:
         inject_argument_info(failing, given["object_name"])(*given["args"], **given["kwargs"])
     except Exception as error:
-        traceback.clear_frames(error.__traceback__)  # they are a cycle, and would hold the call's tensors
+        traceback.clear_frames(error.__traceback__)  # a cycle that would keep the call's tensors alive
         before, hole, after = getattr(error, "message", "").partition(_HOLE)
         return (before, after) if hole else None
     return None

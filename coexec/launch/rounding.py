@@ -1,7 +1,7 @@
-"""Rounding: tensors with other last digits, as another order of sums, or another kernel, would have left there.
+"""Rounding: tensors with perturbed last digits, as another order of summation or another kernel would yield.
 
-What a program's results change by, where every operation rounds otherwise, is as much as its arithmetic knows of them:
-Monte Carlo arithmetic (Parker, 1997).
+How much a program's results change when every operation rounds differently is the precision to which its arithmetic
+determines them: Monte Carlo arithmetic (Parker, 1997).
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from tracer.inputs import array_of
 from tracer.intercept import make_constant
 from tracer.private import EagerTensor
 
-# What the values of a type differ by, at least.
+# The relative spacing of each type's values.
 DIGIT = {tf.float16: 2.0**-10, tf.bfloat16: 2.0**-7, tf.float32: 2.0**-23, tf.float64: 2.0**-52}
 
-# Operations that round, but not where all is whole: sums of products. What is not here, or below, selects, moves,
-# counts or compares, so that what a maximum gives is found again among what it was given.
+# Operations that round, except on integers: sums of products. Those neither here nor below select, move, count or
+# compare, and their results are not perturbed: a maximum is exactly one of its inputs.
 RINGS = frozenset({
     "Add", "AddN", "AddV2", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "BiasAdd", "BiasAddGrad", "Conv2D",
     "Conv2DBackpropFilter", "Conv2DBackpropInput", "Conv3D", "Cumsum", "DepthwiseConv2dNative",
     "DepthwiseConv2dNativeBackpropFilter", "DepthwiseConv2dNativeBackpropInput", "Einsum", "L2Loss", "MatMul", "Mul",
     "Prod", "SegmentSum", "Square", "SquaredDifference", "Sub", "Sum", "UnsortedSegmentSum",
 })  # fmt: skip
-# Operations that round whatever they are given.
+# Operations that round whatever their inputs.
 ROUNDING = frozenset({
     "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atan2", "Atanh", "AvgPool", "AvgPoolGrad", "Cos", "Cosh", "Cumprod",
     "Digamma", "Div", "DivNoNan", "Elu", "EluGrad", "Erf", "Erfc", "Erfinv", "Exp", "Expm1", "FusedBatchNormGradV3",
@@ -39,17 +39,17 @@ ROUNDING = frozenset({
     "SoftplusGrad", "Softsign", "SoftsignGrad", "SparseSoftmaxCrossEntropyWithLogits", "Sqrt", "SqrtGrad", "Tan",
     "Tanh", "TanhGrad", "Xdivy", "Xlog1py", "Xlogy",
 })  # fmt: skip
-# Those of them that take differences of shares of one inside of their kernel: their results round as one does.
+# Those of them whose kernels subtract shares of one: their results have the absolute rounding of one.
 SHARES = frozenset({"LogSoftmax", "SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"})
 
 
-# Sums whose kernels may add up numbers of `bfloat16` as such, and do not where a graph has them made with others: a
-# bias's gradient, over 800 numbers, was 3 % off the true sum, and close to it where it came with the filter's.
+# Sums whose kernels may accumulate in `bfloat16`, but do not where a graph fuses them with others: the gradient of a
+# bias, over 800 numbers, was 3 % off the true sum alone, and close to it when computed with the filter's.
 SUMS = frozenset({"BiasAddGrad", "Cumsum", "L2Loss", "Mean", "SegmentSum", "Sum", "UnsortedSegmentSum"})
 
 
 def otherwise_rounded(numbers: np.random.Generator) -> Callable[[Step, list[Any], list[Any]], list[Any]]:
-    """Returns what gives the results of an operation other last digits, if it rounds."""
+    """Returns a function that perturbs the last digits of an operation's results, if it rounds."""
 
     def changed(step: Step, inputs: list[Any], results: list[Any]) -> list[Any]:
         if step.op in SUMS and results[0].dtype == tf.bfloat16 and isinstance(inputs[0], EagerTensor):
@@ -64,10 +64,10 @@ def otherwise_rounded(numbers: np.random.Generator) -> Callable[[Step, list[Any]
 
 
 def summed_otherwise(result: Any, terms: Any, numbers: np.random.Generator) -> Any:
-    """Returns sums as they may come out where each partial sum has been rounded to its type.
+    """Returns sums as they may be if each partial sum is rounded to its type.
 
-    A sum of n such terms passes through some of the size of its own, or of the square root of n terms, and is off by
-    half a last place of that n times, at random: by half of it times the square root of n.
+    Partial sums of n terms are about as large as the sum itself, or as the square root of n terms. Each of n roundings
+    is off by up to half a last place of that, at random: in all, by half of it times the square root of n.
     """
     wide, array = array_of(result).astype(np.float64), array_of(terms).astype(np.float64)
     count = max(array.size / max(wide.size, 1), 1.0)
@@ -84,10 +84,10 @@ def nudged(
     keep_whole: bool = False,
     least: float = 0.0,
 ) -> Any:
-    """Returns a tensor of floats with each value up to so many units of its last place away; any other as it is.
+    """Returns a tensor of floats with each value moved by up to `places` units in the last place; others unchanged.
 
-    `places`: `tuning.rounding_places` by default.
-    Whole numbers may be kept. A value less than `least` has the last place of that.
+    `places`: `tuning.rounding_places` by default. `keep_whole` keeps integers. A value below `least` is moved as
+    `least` would be.
     """
     if tensor.dtype not in DIGIT:
         return tensor

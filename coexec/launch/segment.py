@@ -1,4 +1,4 @@
-"""Segment: operations that a call holds back, with this call's values, on their way through one launch."""
+"""Segment: pending operations of a call, with this call's values, to be run by one launch."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from tracer.seeds import Pair
 
 @dataclass(slots=True)
 class PendingSegment:
-    """The segment that ends behind `last`, with this call's values."""
+    """The segment that ends after `last`, with this call's values."""
 
     last: Step
-    feeds: list[Any]  # the tensors from outside
-    seeds: list[Pair]  # those that its random operations have drawn
-    values: list[Any]  # the lazy tensors by their numbers; None: nobody wants it
-    held: list[int]  # numbers of those that somebody still holds
-    alive: list[int]  # of these, those whose values are not known from shapes alone
-    flight: AsyncLaunch | None = None  # the launch that is under way, if there is one
-    begun: bool = False  # whether some operation may have run
-    at: Step | None = None  # where they run one by one, the last one that did, or failed
+    feeds: list[Any]  # the tensors that come from outside
+    seeds: list[Pair]  # those drawn for its random operations
+    values: list[Any]  # the lazy tensors by number; None: not needed
+    held: list[int]  # numbers of those still referenced
+    alive: list[int]  # of these, those whose values do not follow from shapes alone
+    flight: AsyncLaunch | None = None  # the launch in flight, if any
+    begun: bool = False  # whether any operation may have run
+    at: Step | None = None  # in a replay, the last one that ran or failed
     finished: bool = False  # whether all have run
-    executable: Executable | None = None  # that it is launched with
-    ended: bool = False  # whether the call has gone on behind it
-    results: list[Any] = field(default_factory=list)  # nothing, or what the launch gave
-    real: list[Any] = field(default_factory=list)  # where they run one by one, all tensors so far
-    raw: list[Any] = field(default_factory=list)  # what the operation of `at` gave, until that is among those
-    done: int = 0  # the depth of the last step that is through
-    assertions: dict[Step, Any] = field(default_factory=dict)  # what some say in this call
-    notes: dict[Step, Any] = field(default_factory=dict)  # and what Keras adds to errors of some
+    executable: Executable | None = None  # the one it is launched with
+    ended: bool = False  # whether the call has moved past it
+    results: list[Any] = field(default_factory=list)  # empty, or what the launch returned
+    real: list[Any] = field(default_factory=list)  # in a replay, all tensors so far
+    raw: list[Any] = field(default_factory=list)  # the results of `at`, until they are in `real`
+    done: int = 0  # the depth of the last completed step
+    assertions: dict[Step, Any] = field(default_factory=dict)  # those that differ in this call
+    notes: dict[Step, Any] = field(default_factory=dict)  # Keras' additions to errors, likewise
     budget: Budget = field(default_factory=Budget)
 
     def reaching(self) -> Iterator[Step]:
-        """Returns the steps that are still to come, in order, and notes which one is next."""
+        """Yields the remaining steps in order, setting `at` to each."""
         for step in self.last.chain():
             if step.depth > self.done:
                 self.begun, self.at = True, step
                 yield step
 
     def deliver(self, results: list[Any]) -> None:
-        """Gives the tensors what the launch gave."""
+        """Sets the values of the lazy tensors to the launch's results."""
         assert self.executable is not None
         for number, tensor in zip(self.executable.outputs, results, strict=True):
             lazy = self.values[number]
@@ -54,7 +54,7 @@ class PendingSegment:
         self.finished = True
 
     def is_done(self) -> bool:
-        """Returns whether all was carried out before an interrupt came; a launch that was is delivered now."""
+        """Returns whether all had run before an interrupt came; delivers the results of a completed launch."""
         if not self.finished and self.results:
             assert self.executable is not None
             results = self.executable.unpacked(self.results[0])

@@ -1,4 +1,4 @@
-"""Validation: a segment carried out twice, as it is compiled and operation by operation, and compared."""
+"""Validation: a segment run twice, compiled and operation by operation, and the results compared."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from tracer.private import context, record
 from tracer.seeds import Pair, settled
 from tracer.spec import RESOURCE
 
-# The share of a tensor's scale by which values may differ: half of the digits of their type, as compiled code sums in
+# By how much values may differ, relative to the tensor's scale: half the digits of their type, as compiled code sums in
 # another order, and quotients and differences of sums lose digits.
 TOLERANCE = {
     tf.float16: 4 * 2.0**-5, tf.bfloat16: 4 * 2.0**-3.5, tf.float32: 4 * 2.0**-11.5, tf.float64: 4 * 2.0**-26
 }  # fmt: skip
 
-# Why a launch came to nothing that raised nothing.
+# The reason given for a launch that neither succeeded nor raised.
 CHECKED = "its checks keep failing, though no operation fails"
 
 
 class Declined(Exception):
-    """The executable could not be launched, or one of its checks failed, though no operation does; says why."""
+    """Raised if the executable could not be launched, or one of its checks failed though no operation does."""
 
 
 def validate(executable: Executable, pending: PendingSegment) -> str | None:
-    """Carries out a segment twice; returns how the executable differs from its operations, if so.
+    """Runs a segment twice; returns how the executable differs from its operations, or None.
 
-    Raises `Declined` where it does not launch. Afterwards tensors and variables hold what the operations give, whose
-    errors are raised as ever.
+    Raises `Declined` if it does not launch. Afterwards tensors and variables hold the values of the operations, whose
+    errors are raised as usual.
     """
     seeds = settled(pending.seeds)
     with handling(None), record.stop_recording():
-        # On variables of its own: what interrupts this leaves the program's as they were.
+        # On copies of the variables, so that an interrupt leaves the program's untouched.
         variables = [
             (n, feed, spec.handle[0][0])
             for n, (feed, spec) in enumerate(zip(pending.feeds, executable.feeds, strict=True))
@@ -53,7 +53,7 @@ def validate(executable: Executable, pending: PendingSegment) -> str | None:
         launched, reason = None, CHECKED
         try:
             launched = executable.launch(feeds, seeds)
-        except Exception as error:  # an operation that fails does so again, one by one
+        except Exception as error:  # a failing operation fails again in the replay
             reason = reason_of(error)
         compiled = [_read(feeds[n], enum) for n, _, enum in variables]
     replay(pending, seeds)
@@ -82,7 +82,7 @@ def validate(executable: Executable, pending: PendingSegment) -> str | None:
 
 
 def reason_of(error: Exception) -> str:
-    """Returns in a line why a launch failed."""
+    """Returns, in one line, why a launch failed."""
     return str(error).partition("\n")[0][:300] or type(error).__name__
 
 
@@ -94,7 +94,7 @@ def _shaken(
     wanted: list[int],
     shake: int,
 ) -> list[Any] | None:
-    """Returns what the operations give, and write, where last digits are other ones throughout; None if they fail."""
+    """Returns the results and writes of the operations with all last digits perturbed; None if they fail."""
     numbers = np.random.default_rng(shake)
     cells = [types.SimpleNamespace(_value=None) for _ in pending.values]
     feeds = [
@@ -104,13 +104,13 @@ def _shaken(
     try:
         again = dataclasses.replace(pending, feeds=feeds, values=cells, real=[], raw=[], done=0)
         replay(again, seeds, otherwise_rounded(numbers))
-    except Exception:  # an assertion may depend on these digits, too
+    except Exception:  # an assertion may depend on these digits
         return None
     return [*(cells[number]._value for number in wanted), *(_read(feeds[n], enum) for n, _, enum in variables)]
 
 
 def _read(handle: Any, enum: int) -> Any:
-    """Returns a variable's value; of one that has none yet, something else."""
+    """Returns a variable's value, or an empty tensor if it is uninitialized."""
     try:
         return tf.raw_ops.ReadVariableOp(resource=handle, dtype=enum)
     except tf.errors.FailedPreconditionError:
@@ -118,7 +118,7 @@ def _read(handle: Any, enum: int) -> Any:
 
 
 def _variable(value: Any) -> Any:
-    """Returns the handle of a new variable, of which nobody else hears."""
+    """Returns the handle of a new, private variable."""
     name = context.anonymous_name()
     handle = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=value.shape, shared_name=name)
     tf.raw_ops.AssignVariableOp(resource=handle, value=value)
@@ -126,9 +126,9 @@ def _variable(value: Any) -> Any:
 
 
 def _difference(eager: Any, compiled: Any, shaken: list[Any]) -> str | None:
-    """Returns in words how two tensors differ by more than rounding and ties; None if they do not.
+    """Returns in words how two tensors differ beyond rounding and ties; None if they do not.
 
-    `shaken` are what the operations give for inputs that differ from these in their last digits.
+    `shaken`: results of the operations for inputs perturbed in their last digits.
     """
     if eager.dtype != compiled.dtype or eager.shape != compiled.shape:
         return f"{eager.dtype.name}{list(eager.shape)} one by one, {compiled.dtype.name}{list(compiled.shape)} compiled"
@@ -147,7 +147,7 @@ def _difference(eager: Any, compiled: Any, shaken: list[Any]) -> str | None:
             same |= np.abs(one - other) <= tolerance * (np.abs(one) + scale) / 2 + tuning.validation_margin * noise
             same |= np.isnan(one) & np.isnan(other)
         elif any(not np.array_equal(one, array_of(s)) for s in shaken):
-            return None  # which of two it is was decided by rounding
+            return None  # decided by rounding
     wrong = int(same.size - np.count_nonzero(same))
     if 100 * wrong <= tuning.validation_ties * same.size:
         return None
