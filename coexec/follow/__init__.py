@@ -1,5 +1,5 @@
-"""Follow: answers the operations of a running call along its trace graph.
+"""Follow: matches the operations of a running call with its trace graph.
 
-In come operations as the program issues them; out go lazy tensors at once, and segments to launch where a value is
-needed. Where the program does something new, what is pending is carried out and a recorder takes over.
+Takes operations as the program issues them; returns lazy tensors at once, and launches segments where a value is
+needed. On a divergence, pending operations are run and a recorder takes over.
 """

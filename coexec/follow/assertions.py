@@ -1,9 +1,8 @@
-"""Assertions: checks of values, taken to hold until the segment that they are part of is carried out.
+"""Assertions: checks of values, assumed to pass until the segment that they are part of runs.
 
-Eagerly each of TensorFlow's own (`tf.debugging.assert_less`, `tf.debugging.Assert`, ...), and each `assert`, reads
-whether its condition holds, which would be a launch for each. Here the condition is noted as an operation that gives
-nothing and may fail. Where it does not hold, no later write is done, and the assertion is made once more, on real
-values: its error is eager's.
+Eagerly each of TensorFlow's own (`tf.debugging.assert_less`, `tf.debugging.Assert`, ...), and each `assert`, reads the
+value of its condition, which would cost a launch each. Here the condition is recorded as an operation without outputs
+that may fail. If it does, no later write is performed, and the assertion is rerun on real values: its error is eager's.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from tracer.intercept import answering_handler
 from tracer.lazy import LazyTensor
 from tracer.private import binary_assert, plain_assert
 
-# What asks for the truth of a condition, and raises without it, by its code.
+# TensorFlow's functions that test a condition and raise if it is false, by their code.
 ASSERTIONS: dict[Any, Any] = {function.__code__: function for function in (binary_assert, plain_assert)}
 
 
 def assume(run: CallState, condition: LazyTensor, frame: FrameType) -> bool:
-    """Takes it that an assertion holds, in whose frame its condition is asked for; returns whether that can be done.
+    """Assumes that the assertion running in `frame` passes; returns False if that is impossible.
 
-    Raises what it raises eagerly if the program could catch that here, and it does not hold.
+    If the program could catch its error here, runs it now, and raises what it raises eagerly.
     """
 
     def describe(cursor: Cursor) -> Assertion:
@@ -47,7 +46,7 @@ def assume(run: CallState, condition: LazyTensor, frame: FrameType) -> bool:
 
 
 def assume_statement(run: CallState, condition: LazyTensor, message: list[str]) -> bool:
-    """The same of an `assert` statement, with its message, if it has one."""
+    """The same for an `assert` statement, with its message, if any."""
 
     def describe(cursor: Cursor) -> Assertion:
         return Assertion(_assert, [described(condition, cursor), described(message, cursor)])

@@ -1,4 +1,4 @@
-"""Backward functions of the program's on tapes, as `tf.custom_gradient` puts them there, and what is noted of them."""
+"""Backward functions: the program's own on tapes (`tf.custom_gradient`), and the tape entries of their operations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tracer.spec import spec_of
 
 
 class Backward:
-    """A backward function: its Python runs in every gradient, also where that of the rest is skipped."""
+    """A backward function: its Python runs in every gradient, even where the rest of the gradient is memoized."""
 
     __slots__ = ("function",)
 
@@ -22,14 +22,14 @@ class Backward:
 
     @passes
     def __call__(self, *cotangents: Any) -> Any:
-        """Calls the function, through whoever makes such calls in the gradient that is being asked for."""
+        """Calls the function, through the tapes' `around` if one is set for the running gradient."""
         handler = current_handler()
         around = None if handler is None or handler.tapes is None else handler.tapes.around
         return self.function(*cotangents) if around is None else around(self, cotangents)
 
 
 class FunctionEntry:
-    """An operation with a backward function of its own: what went in and came out, and that function."""
+    """The entry of an operation with its own backward function: inputs, outputs and that function."""
 
     __slots__ = ("_forward", "_inputs", "_original", "backward", "op", "outputs", "tapes")
 
@@ -52,33 +52,33 @@ class FunctionEntry:
         self.tapes = tapes
 
     def identity(self) -> Any:
-        """Returns what this did, as far as it does not follow from the tensors given.
+        """Returns a key of the operation, apart from its tensors.
 
-        What its function does is not part of it: that runs each time.
+        The backward function is not part of it, as it runs each time.
         """
         return self.op, len(self.outputs), tuple([spec_of(v) for v in self.given()])
 
     def brief(self, origin: int) -> Any:
-        """Returns None: other operations have made what came out."""
+        """Returns None: its outputs are results of other operations."""
 
     def goes_into(self, region: Any) -> None:
-        """Operations never end."""
+        """Does nothing: an operation is never invalidated."""
 
     def given(self) -> list[Any]:
-        """Returns the tensors that went in and came out."""
+        """Returns its input and output tensors."""
         return [v for v in self._tensors() if isinstance(v, EagerTensor)]
 
     def constants(self) -> list[Any]:
-        """None: each is one of those given."""
+        """Returns none: each is among `given`."""
         return []
 
     def places(self) -> Iterator[tuple[Any, Any]]:
-        """Gives each tensor that is known here, with what `get` finds it by."""
+        """Yields each of its tensors with its key for `get`."""
         for number, tensor in enumerate(self._tensors()):
             yield from ((v, number) for v in identities(tensor))
 
     def get(self, number: Any) -> Any:
-        """Returns a tensor that went in or came out."""
+        """Returns an input or output tensor."""
         return self._tensors()[number]
 
     def _tensors(self) -> list[Any]:

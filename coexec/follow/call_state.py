@@ -1,7 +1,7 @@
-"""Call state: what one followed call holds while it runs, the phase it is in, and what leads from phase to phase.
+"""Call state: the state of one followed call while it runs, its phase, and the transitions between phases.
 
-Only this folder writes to it. Others read it, and change it by the methods of `CallState`. The table below is printed
-in coexec/README.md.
+Only this folder writes its attributes; other folders change it through the methods of `CallState`. The table below is
+printed in coexec/README.md.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tracer.recorder import Recorder
 from tracer.seeds import Pair
 from tracer.trace import Trace
 
-# One for all calls: they may use each other's tensors and variables, in any order. In a forked child it is free.
+# One for all calls, which may use each other's tensors and variables in any order. Released in a forked child.
 lock = threading.RLock()
 hooks.held_by_fork(__name__, lock)
 
@@ -38,13 +38,13 @@ hooks.held_by_fork(__name__, lock)
 class Phase(IntEnum):
     """What happens to the operations that the call issues."""
 
-    NEW = auto()  # there are none yet
-    FOLLOWING = auto()  # they are matched with the graph, answered with lazy tensors and held back
-    OBSERVING = auto()  # the same, while the Python of a library call runs to be memoized: calls inside it run, too
-    IN_FLIGHT = auto()  # those held back are being launched beside Python; the launch lands before the next one
-    RECORDING = auto()  # they run at once, and a recorder notes them
-    FAILED = auto()  # they raise the error of an operation that was held back
-    ENDED = auto()  # there are no more
+    NEW = auto()  # none has been issued yet
+    FOLLOWING = auto()  # matched with the graph, answered with lazy tensors, and left pending
+    OBSERVING = auto()  # the same, while a library call's Python is observed to be memoized: calls inside it run, too
+    IN_FLIGHT = auto()  # pending ones are in an async launch, which is waited for before the next operation
+    RECORDING = auto()  # run at once, and recorded
+    FAILED = auto()  # raise the error of an earlier operation that was pending
+    ENDED = auto()  # the call is over
 
 
 class Event(IntEnum):
@@ -65,7 +65,7 @@ class Event(IntEnum):
 
 
 class Transition(NamedTuple):
-    """One event: the phases in which it may come, each with the phase that follows, and what is done."""
+    """One event: its next phase for each phase in which it may occur, and what is done."""
 
     event: Event
     phases: dict[Phase, Phase]
@@ -122,26 +122,26 @@ _NEXT = {phase: {row.event: row.phases[phase] for row in TRANSITIONS if phase in
 
 
 def after(phase: Phase, event: Event) -> Phase:
-    """Returns the phase that follows; an event that cannot come in this phase is an error of the runtime's own."""
+    """Returns the next phase; an event that cannot occur in this phase is a fault of the runtime."""
     following = _NEXT[phase].get(event)
     assert following is not None, f"{event.name} cannot come in phase {phase.name}"
     return following
 
 
 class LateLaunch(Protocol):
-    """The last launch of a call, under way behind its end."""
+    """The last launch of a call, in flight past its end (a tail launch)."""
 
     def outlive(self) -> None:
-        """The call has ended."""
+        """Ends the call, but not the launch."""
 
     def land(self) -> None:
-        """Waits for the launch; raises what came of it, once."""
+        """Waits for the launch; raises its error, once."""
 
 
 class CallState:
-    """The state of one call that is followed."""
+    """The state of one followed call."""
 
-    # Each call makes one; objects with more than 30 attributes are slow to make where they have a dict.
+    # Each call makes one; objects with a dict are slow to make if they have more than 30 attributes.
     __slots__ = (
         "_memoizes",
         "ahead",
@@ -193,41 +193,41 @@ class CallState:
         self.graph, self.segments, self.ledger, self.options = graph, segments, ledger, options
         self.phase = Phase.NEW
         self.cursor = Cursor(graph)
-        self.values: list[Any] = []  # the lazy tensors of the running segment by their numbers; None: nobody wants it
-        self.constants: list[LazyTensor] = []  # those that were made of Python values
+        self.values: list[Any] = []  # lazy tensors of the running segment by number; None: unused
+        self.constants: list[LazyTensor] = []  # those made from Python values
         self.forced = tuning.forced_event
-        self.divergence: Tally | None = None  # of the cause of it
-        self.recorder: Recorder | None = None  # who answers operations from a divergence or failure on
-        self.error: BaseException | None = None  # of the operation for which tensors of this call have no value
+        self.divergence: Tally | None = None  # of its cause
+        self.recorder: Recorder | None = None  # handles operations after a divergence or failure
+        self.error: BaseException | None = None  # why tensors of this call have no value
         self.owner, self.device = threading.get_ident(), intercept.device_in_scope()
-        self.deferred: BaseException | None = None  # an error that the next operations raise
-        self.refused = 0  # how many have
-        self.unseen: BaseException | None = None  # an error that the call raises at its end
+        self.deferred: BaseException | None = None  # raised by the next operations
+        self.refused = 0  # how many have raised it
+        self.unseen: BaseException | None = None  # raised at the end of the call
         self.survivors: list[Reference] = []
-        self.telling: list[LazyTensor] = []  # those that must not end before the call does
+        self.telling: list[LazyTensor] = []  # those that must be kept alive until the call ends
         self.tapes = Tapes(constant)
         self._memoizes = self.tapes.waiting = options.regions and not self.tapes.foreign and not has_strategy()
         self.open = self._memoizes  # whether library calls are handed to `library`
-        self.assertions: dict[Step, Any] = {}  # messages of the running segment's, where they differ from call to call
-        self.notes: dict[Step, Any] = {}  # the same of what Keras adds to errors
+        self.assertions: dict[Step, Any] = {}  # of the running segment, where they differ from the step's own
+        self.notes: dict[Step, Any] = {}  # the same for Keras' additions to errors
         self.regions = self.jumped = 0  # library calls that were skipped, and their operations
-        self.launched = self.replayed = 0  # segments, as a whole and operation by operation
-        self.flight: tuple[Step, AsyncLaunch] | None = None  # what is being launched beside Python, up to which step
+        self.launched = self.replayed = 0  # segments run as a whole, and operation by operation
+        self.flight: tuple[Step, AsyncLaunch] | None = None  # the async launch, and up to which step
         self.trial: TimedCall | None = None  # what the call is timed for
         self.budget = Budget()
-        self.before = before  # what the call before has left under way
-        self.ahead: LateLaunch | None = None  # what this one leaves
-        self.faults: list[BaseException] = []  # errors of the runtime's own
+        self.before = before  # the tail launch of the call before
+        self.ahead: LateLaunch | None = None  # the tail launch of this one
+        self.faults: list[BaseException] = []  # errors of the runtime itself
 
     def move(self, event: Event) -> None:
-        """Goes to the phase that follows on an event."""
+        """Moves to the next phase on an event."""
         phase = self.phase = after(self.phase, event)
         self.open = self._memoizes and (phase is _FOLLOWING or phase is _IN_FLIGHT)
 
-    # What ends the following.
+    # Ends of following.
 
     def record(self, event: Event) -> Recorder:
-        """Lets a recorder answer from here on."""
+        """Has a recorder handle operations from here on, and returns it; tapes catch up."""
         self.move(event)
         self.tapes.catch_up()
         self.tapes.waiting = False
@@ -236,7 +236,7 @@ class CallState:
         return recorder
 
     def record_plainly(self, error: BaseException) -> None:
-        """Lets the rest of the call run at once, unrecorded."""
+        """Runs the rest of the call imperatively, unrecorded, after a fault of the runtime."""
         self.move(Event.FAULT)
         self.tapes.waiting = False
         recorder = self.recorder or Recorder(Trace(start=self.cursor.last))
@@ -244,31 +244,31 @@ class CallState:
         self.recorder = recorder
 
     def errors(self) -> list[BaseException]:
-        """Returns the errors of the runtime's own in this call."""
+        """Returns the runtime's own errors in this call."""
         recorder = self.recorder
         if not self.faults and recorder is not None and recorder.failed is not None:
             return [recorder.failed]
         return self.faults
 
-    # What other folders do to the state.
+    # Changes made by other folders.
 
     def observe(self) -> None:
-        """A library call's Python begins to run to be memoized."""
+        """Begins to observe a library call."""
         self.move(Event.OBSERVE)
         self.tapes.observe()
 
     def observed(self) -> tuple[list[Step], list[Any]]:
-        """That has ended, or been given up; returns the steps that tapes have recorded, and the variables read."""
+        """Ends or abandons that; returns the steps that tapes have recorded, and the variables read."""
         self.move(Event.OBSERVED)
         return self.tapes.observed()
 
     def skip(
         self, start: Step, end: Step, feeds: list[Any], handles: set[int], drawn: list[Pair] | None, first: bool = True
     ) -> list[Any]:
-        """Moves over the operations of a library call as if they had been issued; returns the segment's tensors.
+        """Advances past the operations of a library call as if they had been issued; returns the segment's tensors.
 
-        Those of the call are None there: the caller puts in those that it returns. `first`: whether they are the first
-        ones of their call to be skipped.
+        Those of the call are None: the caller fills in those that it returns. `first`: whether this is the first part
+        of the call to be skipped.
         """
         cursor, values = self.cursor, self.values
         cursor.externals += feeds
@@ -283,15 +283,15 @@ class CallState:
         return values
 
     def add_notes(self, notes: dict[Step, Any]) -> None:
-        """Takes what Keras adds to errors of these operations of the running segment in this call."""
+        """Adds Keras' additions to errors of operations of the running segment."""
         self.notes.update(notes)
 
     def note_fault(self, error: BaseException) -> None:
-        """Takes an error of the runtime's own in spite of which the call is still followed."""
+        """Notes a fault of the runtime despite which the call is still followed."""
         self.faults.append(error)
 
     def referenced_between(self, first: int, end: int) -> list[int]:
-        """Returns the numbers of this part of the segment's tensors that are referenced from elsewhere."""
+        """Returns the numbers, in this range, of the segment's tensors that are referenced from elsewhere."""
         window = self.values[first:end]
         del self.values[first:end]
         try:
@@ -300,16 +300,16 @@ class CallState:
             self.values[first:first] = window
 
     def hand_over(self, late: LateLaunch) -> tuple[Step, AsyncLaunch]:
-        """Lets the launch under way outlive the call: the end of the call does not wait for it."""
+        """Lets the launch in flight outlive the call, whose end will not wait for it; returns it with its last step."""
         assert self.flight is not None
         phase = after(self.phase, Event.HAND_OVER)
         flight, self.flight, self.ahead, self.phase = self.flight, None, late, phase
         return flight
 
     def take_back(self, flight: tuple[Step, AsyncLaunch]) -> None:
-        """The call has ended: its tensors wait for this launch where they are read."""
+        """Has reads of the ended call's tensors wait for this launch."""
         self.flight, self.cursor.step = flight, flight[0]
 
     def time_as(self, trial: TimedCall) -> None:
-        """Says what the call is timed for."""
+        """Sets what the call is timed for."""
         self.trial = trial

@@ -1,7 +1,7 @@
-"""Device control: what control flow on the device is to a call that is followed.
+"""Device control: the interface of control flow on the device to a followed call.
 
 `coexec.control_flow` implements `DeviceControl`, and is imported when a function is made with `control_flow=True`.
-Nothing else depends on it: without it Python takes every decision, and graph functions run on their own.
+Nothing else depends on it: without it Python decides every branch, and graph functions run on their own.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from tracer.recorder import Recorder
 
 
 class EarlyReturn(BaseException):
-    """Ends the decorated function with a value that the device computes; caught where the function was called."""
+    """Returns from the decorated function a value that the device computes; caught where the function was called."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
 class TimedCall(NamedTuple):
-    """A call that is timed: for which comparison, if any, and whether the device takes the decision in it."""
+    """A timed call: for which comparison, if any, and whether the device makes the decision in it."""
 
     comparison: Any
     on_device: bool
 
 
 class FollowedCall(Protocol):
-    """What control flow uses of the handler of a call that is followed."""
+    """What control flow uses of a followed call's handler."""
 
     @property
     def lock(self) -> threading.RLock: ...
@@ -58,36 +58,36 @@ class FollowedCall(Protocol):
     def trial(self) -> TimedCall | None: ...
 
     def time_as(self, trial: TimedCall) -> None:
-        """Says what the call is timed for."""
+        """Sets what the call is timed for."""
 
     def flush(self) -> None:
-        """Carries out what is pending."""
+        """Runs all pending operations."""
 
     def answer(self, step: Step) -> list[LazyTensor]:
-        """Returns lazy tensors of what a step gives, to which the cursor has just moved."""
+        """Returns lazy tensors for the outputs of the step that the cursor has just moved to."""
 
     def assume(self, condition: LazyTensor, message: list[str]) -> bool:
-        """Takes it that the condition of an `assert` statement holds; returns whether that can be done."""
+        """Assumes that the condition of an `assert` statement holds; returns False if that is impossible."""
 
     def run_alone(self, operation: Callable[[], Any]) -> Any:
-        """Runs an operation that is no part of a segment."""
+        """Runs an operation that is not part of a segment."""
 
 
 class DeviceControl(Protocol):
     """Control flow on the device, for the calls of one function."""
 
     def decide(self, run: FollowedCall, lazy: LazyTensor, frame: FrameType) -> bool:
-        """Returns the truth of a tensor for which the code of `frame` asks.
+        """Returns the truth value of a tensor that the code of `frame` tests.
 
-        Or what leads Python to where the device has got to: then local variables of the frame have been set. Raises
-        `EarlyReturn` where the device has computed what the decorated function returns.
+        Or the value that takes Python to where the device has got to, with the frame's local variables set to match.
+        Raises `EarlyReturn` if the device has computed the decorated function's result.
         """
 
     def call_function(self, run: FollowedCall, op: Any, inputs: Sequence[Any]) -> list[LazyTensor] | None:
-        """Follows a call of a graph function as the operations it is made of; None if it must run on its own."""
+        """Follows a call of a graph function as its operations (inlined); None if it must run on its own."""
 
     def took(self, trial: TimedCall, seconds: float | None) -> None:
-        """Notes how long a timed call took, None if that says nothing."""
+        """Notes how long a timed call took; None if the time is meaningless."""
 
     def clear(self) -> None:
-        """Forgets all that was learnt."""
+        """Clears everything learnt."""

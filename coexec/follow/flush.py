@@ -1,4 +1,4 @@
-"""Pending: what a followed call holds back, up to where it is cut."""
+"""Pending: the operations that a followed call has not run yet, up to a cut."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tracer.location import FREE, NAMED, PASSED, fate
 from tracer.op import FINALIZERS
 from tracer.private import context
 
-# Where the cursor is during a flight: nothing follows this step, so that the launch lands before the next operation.
+# The cursor's step during an async launch: it has no successors, so the launch is waited for before the next operation.
 IN_FLIGHT = Step(None, None, None, None, (), {}, {}, ())
 
 
 def settle_risk(run: CallState, step: Step) -> bool:
-    """Finds out what a failure of an operation would mean at this place; returns whether it is to be carried out now.
+    """Determines who could catch a failure of an operation here; returns whether it must therefore be launched now.
 
-    Where Keras alone could catch the error, what it would write into it is noted for later instead.
+    If only Keras could, to annotate the error, the annotation is noted for later instead.
     """
     inside = run.phase is Phase.OBSERVING
     if step.pause:
@@ -47,15 +47,18 @@ def settle_risk(run: CallState, step: Step) -> bool:
         guarded = fate()
     if guarded != NAMED or not (inside or needs_check(step)):
         return guarded != FREE
-    # Only Keras could catch it, to note the layer: in a library call that runs no user code not worth a cut at all.
+    # Only Keras could catch it, to name the layer: never worth a cut in a library call that runs no user code.
     return not (take_note(run.notes, step) or inside)
 
 
 def held_back(run: CallState, last: Step) -> PendingSegment:
-    """Returns what a followed call holds back up to `last`, with what tapes will need of it."""
+    """Returns the pending segment of a followed call up to `last`, with the tensors that tapes will need of it.
+
+    Sets unreferenced entries of `run.values` to None.
+    """
     run.tapes.keep()
     cursor, values = run.cursor, run.values
-    del values[last.end :]  # an interrupt may have come between two of these lists' growing
+    del values[last.end :]  # an interrupt may have come between appends to two of these lists
     numbers = present(values)
     run.telling += telling(values, numbers)
     held = let_go(values, numbers)
@@ -67,7 +70,7 @@ def held_back(run: CallState, last: Step) -> PendingSegment:
 
 
 def land_before(run: CallState, last: Step) -> None:
-    """Lands what the call before has left under way; where that fails, this call's operations never come about."""
+    """Waits for the previous call's tail launch; if that fails, this call's pending operations never run."""
     before, run.before = run.before, None
     if before is not None:
         try:
@@ -80,11 +83,11 @@ def land_before(run: CallState, last: Step) -> None:
 
 
 def launch_beside(run: CallState) -> None:
-    """Launches what a followed call holds back, beside Python where that can be, and else at once."""
+    """Launches the pending operations of a followed call, asynchronously if possible, else synchronously."""
     with run.lock:
         land_before(run, run.cursor.step)
         cursor, step, flight = run.cursor, run.cursor.step, None
-        if run.device is None and run.forced < 0:  # launches on a GPU return before they are done
+        if run.device is None and run.forced < 0:  # launches on a GPU are asynchronous anyway
             pending, handles = held_back(run, step), cursor.handles
             cursor.handles = set()
             try:
@@ -100,18 +103,18 @@ def launch_beside(run: CallState) -> None:
 
 
 def _settle_others(run: CallState, feeds: list[Any], handles: set[int]) -> None:
-    """Has other calls carry out what they hold back on variables that this one works on.
+    """Has other calls run their pending operations on variables that this one uses.
 
-    Its own handles are hidden meanwhile: the others ask in turn.
+    The caller hides this call's own handles meanwhile, as the others do the same in turn.
     """
     if handles and intercept.has_others(run):
         intercept.settle_for([feed for feed in feeds if id(feed) in handles], but=run)
 
 
 def flush(run: CallState, awaited: Step | None = None) -> None:
-    """Carries out all that a followed call holds back.
+    """Runs all pending operations of a followed call.
 
-    `awaited`: the operation at whose place in the program that happens, for it may fail.
+    `awaited`: the operation that causes this where the program issues it, as it may fail.
     """
     with run.lock:
         cursor = run.cursor
@@ -119,7 +122,7 @@ def flush(run: CallState, awaited: Step | None = None) -> None:
         if flight is not None:
             cursor.step.pause = flight.is_worth_it()
         while cursor.step.parent is not None and cursor.step.end > len(run.values):
-            cursor.step = cursor.step.parent  # matched and not answered: an interrupt came in between
+            cursor.step = cursor.step.parent  # matched but not answered: an interrupt came in between
         if run.recorder is None and cursor.step.parent is not None:
             carry_out(run, cursor.step, awaited)
             if flight is not None:
@@ -127,15 +130,15 @@ def flush(run: CallState, awaited: Step | None = None) -> None:
 
 
 def flush_for(run: CallState, inputs: Iterable[Any]) -> None:
-    """Carries out all that a followed call holds back if it takes one of these tensors."""
+    """Runs all pending operations of a followed call if they take one of these tensors."""
     if any(run.cursor.place(v) is not None for v in inputs):
         flush(run)
 
 
 def admit(run: CallState, op: str, inputs: Iterable[Any]) -> bool:
-    """Lands what is in flight; returns whether an operation may be the next one of a followed call.
+    """Waits for the async launch, if any; returns whether an operation may become the next one of a followed call.
 
-    A finalizer is none, and a test may have asked for a divergence here.
+    A finalizer may not, nor may any if a test forces a divergence here.
     """
     if op in FINALIZERS:
         flush_for(run, inputs)
@@ -146,7 +149,7 @@ def admit(run: CallState, op: str, inputs: Iterable[Any]) -> bool:
 
 
 def is_forced(run: CallState) -> bool:
-    """Diverges where a test has asked for that; returns whether it has."""
+    """Diverges if a test forces it here; returns whether it does."""
     if not 0 <= run.forced <= run.cursor.count():
         return False
     diverge(run, FORCED)
@@ -154,7 +157,7 @@ def is_forced(run: CallState) -> bool:
 
 
 def diverge(run: CallState, mismatch: Mismatch | None) -> None:
-    """Carries out what is pending and lets a recorder take over."""
+    """Runs what is pending and lets a recorder take over; raises `Divergence` if strict."""
     flush(run)
     assert mismatch is not None
     run.divergence = run.ledger.cause(
@@ -166,15 +169,15 @@ def diverge(run: CallState, mismatch: Mismatch | None) -> None:
 
 
 def launch_behind(run: CallState, step: Step) -> None:
-    """Launches up to an operation that may fail where user code could catch it, or behind which Python pauses."""
-    if step.pause and run.cursor.step is step:  # accumulators issue operations of their own behind it
+    """Launches up to an operation that may fail where user code could catch it, or after which Python pauses."""
+    if step.pause and run.cursor.step is step:  # else accumulators have issued operations after it
         launch_beside(run)
     else:
         flush(run, step)
 
 
 def carry_out(run: CallState, last: Step, awaited: Step | None = None) -> None:
-    """Carries out the segment of a followed call that ends behind `last`, and cuts: once, whatever interrupts it."""
+    """Runs the segment of a followed call that ends with `last`, and cuts: exactly once, whatever interrupts it."""
     land_before(run, last)
     pending, cursor = held_back(run, last), run.cursor
     until, handles = cursor.step, cursor.handles
@@ -187,7 +190,7 @@ def carry_out(run: CallState, last: Step, awaited: Step | None = None) -> None:
             pending.flight, run.flight, run.phase = run.flight[1], None, phase
         if run.device is None and context.executing_eagerly():
             launched = run.segments.run(pending, run.options)
-        else:  # a graph that is being made wants a value: of what is done for it, nothing is to become part of it
+        else:  # a graph being built needs a value: none of this may become part of that graph
             with tf.init_scope(), tf.device(run.device):
                 launched = run.segments.run(pending, run.options)
         _end(run, pending)
@@ -209,28 +212,28 @@ def carry_out(run: CallState, last: Step, awaited: Step | None = None) -> None:
             _fail(run, failure, pending, awaited)
             raise
         run.faults.append(error)
-    except BaseException as interrupt:  # of Python, at any instruction
+    except BaseException as interrupt:  # at any Python instruction
         if pending.is_done():
             if cursor.step is until:
                 cursor.step = last
                 _end(run, pending)
         elif pending.begun or pending.flight is not None:
             _fail(run, interrupt, pending, awaited)
-        else:  # it is still to come
+        else:  # nothing has run
             run.values, cursor.handles = pending.values, handles
         raise
 
 
 def _rescue(run: CallState, pending: PendingSegment) -> None:
-    """Carries out what an error of the runtime's own has kept a segment from: what has run does not run again."""
+    """Completes a segment that a fault of the runtime interrupted; no operation runs twice."""
     flight = pending.flight
     if flight is not None:
-        with contextlib.suppress(Exception):  # then nothing was written
+        with contextlib.suppress(Exception):  # nothing was written then
             flight.land()
         pending.executable, pending.flight = flight.executable, None
         pending.results.extend(flight.into[len(pending.results) :])
     if not pending.is_done():
-        if pending.results:  # a check has failed: nothing was written
+        if pending.results:  # a check failed: nothing was written
             pending.results.clear()
         with tf.init_scope(), tf.device(run.device):
             run.segments.replay(pending)
@@ -241,7 +244,7 @@ def _rescue(run: CallState, pending: PendingSegment) -> None:
 
 
 def _go_on_plainly(run: CallState, fault: Exception, pending: PendingSegment) -> None:
-    """Has a call go on behind a failed operation where an error of the runtime's own keeps it from being recorded."""
+    """Continues a call after a failed operation, unrecorded, as the runtime itself failed, too."""
     run.faults.append(fault)
     if run.recorder is None:
         if run.cursor.step.parent is not None:
@@ -251,10 +254,10 @@ def _go_on_plainly(run: CallState, fault: Exception, pending: PendingSegment) ->
 
 
 def _fail(run: CallState, error: BaseException, pending: PendingSegment, awaited: Step | None = None) -> None:
-    """Has a call go on with a recorder behind a segment of which an operation has failed, or that was interrupted."""
+    """Continues a call with a recorder after a segment that failed or was interrupted."""
     last, run.error = pending.last, error
-    # Where it is raised, somebody may swallow it who has nothing to do with it (a `try` that began later, another
-    # thread): then it is raised again, by the next operations and at the end of the call.
+    # Unrelated code may swallow it where it is raised (a `try` entered later, another thread): then the next operations
+    # and the end of the call raise it again.
     expected = pending.at is last is awaited and last.risky and isinstance(error, Exception)
     event = Event.FAIL_IN_PLACE
     if not expected or threading.get_ident() != run.owner:

@@ -1,7 +1,7 @@
-"""Following: answers a call's operations with lazy tensors while the cursor knows them, and launches segments.
+"""Following: answers a call's operations with lazy tensors while the cursor matches them, and launches segments.
 
-Nothing runs before it is validated: what is launched has been issued by the running Python and matched. So a
-divergence needs no way back: what is pending is carried out, and a recorder takes over in the same Python frame.
+Nothing is speculative: only operations that the running Python has issued, and that matched, are launched. So a
+divergence needs no rollback: pending operations are run, and a recorder takes over in the same Python frame.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _new = LazyTensor.__new__
 assert operators  # imported for what they install
 assert keras_variables
 
-# Makes a library call of the program's: function, positional and keyword arguments.
+# Makes one of the program's library calls: function, positional and keyword arguments.
 LibraryCall = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 class Follower(CallState):
-    """The handler of one call that is followed; after a divergence it passes on to a recorder."""
+    """The handler of one followed call; after a divergence it delegates to a recorder."""
 
     __slots__ = ("control", "library")
 
@@ -64,7 +64,7 @@ class Follower(CallState):
         self.library = call_site(self)
 
     def expected(self, op: str, args: tuple[Any, ...]) -> Any:
-        """Answers an operation if it is the one that comes next, and one tensor comes out; else returns None."""
+        """Handles an operation if it is the one expected next, and has one output; else returns None."""
         with lock:
             cursor = self.cursor
             step = cursor.step.hot
@@ -85,7 +85,7 @@ class Follower(CallState):
             before = cursor.step
             self.values.append(lazy)
             cursor.step = step
-            if not tape_is_empty():  # accumulators issue operations on what came out
+            if not tape_is_empty():  # accumulators issue operations on the output
                 try:
                     self.tapes.record(step, op, args, lazy, cursor.externals)
                 except Exception:
@@ -94,7 +94,7 @@ class Follower(CallState):
             return lazy
 
     def fast(self, op: str, name: Any, args: tuple[Any, ...]) -> Any:
-        """Answers an operation issued by a generated wrapper."""
+        """Handles an operation issued by a generated wrapper."""
         if self.recorder is not None:
             if self.phase is Phase.FAILED:
                 self._raise_deferred()
@@ -106,7 +106,7 @@ class Follower(CallState):
             try:
                 if step is None or step.host or self.forced >= 0 or self.recorder is not None:
                     step, args = self._step_of(op, args, None)
-                else:  # `_step_of` for the step that came last time, which is not compared again where it is another
+                else:  # `_step_of` for the last time's step, which is not compared again if it does not match
                     given = args if step.spelled is None else as_spelled(step.spelled, args, self)
                     if cursor.is_next(step, op, given) if step.plain else cursor.match(step, op, given, None):
                         if step.plain or (step.single and step.risky is False):
@@ -117,7 +117,7 @@ class Follower(CallState):
                             lazy._value = None
                             self.values.append(lazy)
                             cursor.step = step
-                            if not tape_is_empty():  # accumulators issue operations on what came out
+                            if not tape_is_empty():  # accumulators issue operations on the output
                                 self.tapes.record(step, op, given, lazy, cursor.externals)
                             return lazy
                         args = given
@@ -134,7 +134,7 @@ class Follower(CallState):
                 try:
                     if step.risky is not False and settle_risk(self, step):
                         launch_behind(self, step)
-                except Exception as error:  # the operation counts by now
+                except Exception as error:  # by now the operation is part of the call
                     if not self.fault(error, step):
                         raise
                 return result
@@ -144,9 +144,9 @@ class Follower(CallState):
         return self._run_fast(step, op, name, args)
 
     def _run_fast(self, step: Step | None, op: str, name: Any, args: tuple[Any, ...]) -> Any:
-        """Runs an operation issued by a generated wrapper that is no part of a segment.
+        """Runs an operation issued by a generated wrapper that is not part of a segment.
 
-        Apart from `fast`, whose arguments its closures would make cells of.
+        Not inlined in `fast`, whose arguments would become cells of the closures here.
         """
         if step is not None and self.tapes.can_take(op):
             result = self.run_alone(lambda: intercept.run_unrecorded(op, name, args))
@@ -162,7 +162,7 @@ class Follower(CallState):
         return self.run_alone(lambda: intercept.run_fast(op, name, args))
 
     def run_alone(self, operation: Callable[[], Any]) -> Any:
-        """Runs an operation that is no part of a segment."""
+        """Runs an operation that is not part of a segment; notes its results as made by the call."""
         result = intercept.without_handler(operation)
         try:
             self.cursor.made.update(t._id for t in intercept.flat_outputs(result) if isinstance(t, tf.Tensor))
@@ -174,12 +174,12 @@ class Follower(CallState):
     def _step_of(
         self, op: str, args: tuple[Any, ...], attrs: tuple[Any, ...] | None, tried: Step | None = None
     ) -> tuple[Step | None, tuple[Any, ...]]:
-        """Moves to the step that an operation is, and cuts before one that runs on its own.
+        """Moves the cursor to an operation's step, and cuts before one that runs on its own.
 
-        Returns the step and its arguments; no step after a divergence, and for what is no part of the program. Each
+        Returns the step and its arguments; no step after a divergence, and for what is not part of the program. Each
         known step is compared once, `tried` not at all, unless variables or lists become tensors in between.
 
-        `attrs`: None where `args` has them, at its end; see `Cursor.advance`.
+        `attrs`: None if they are at the end of `args`; see `Cursor.advance`.
         """
         cursor = self.cursor
         if self.recorder is not None or not admit(self, op, args):
@@ -190,9 +190,9 @@ class Follower(CallState):
             if signature is None:
                 diverge(self, Mismatch("new operation", "a registered operation", op, ""))
                 return None, args
-            found, cursor.step = step, here  # what settling issues comes before the operation
+            found, cursor.step = step, here  # operations issued by settling come before this one
             given, args = args, settle(signature, args)
-            if self.recorder is not None or is_forced(self):  # what settling issued was not known
+            if self.recorder is not None or is_forced(self):  # those diverged
                 return None, args
             if args is given and cursor.step is here:
                 step, cursor.step = found, found or here
@@ -204,7 +204,7 @@ class Follower(CallState):
             if step is not None and args is not given:
                 step.spelled = spelled(given, args) or None
             if step is None and cursor.mismatch is not None and cursor.mismatch.kind == "unsupported input":
-                # TensorFlow refuses it, most likely, and the program hears so; it is no part of the graph.
+                # TensorFlow most likely raises an error, which the program sees; it is not part of the graph.
                 text = f"{op} refuses its input: {cursor.mismatch.seen}"
                 self.ledger.cause(Kind.INPUT, text, cursor.mismatch.location)
                 flush_for(self, args)
@@ -219,7 +219,7 @@ class Follower(CallState):
         return step, args
 
     def execute(self, device: Any, op: Any, inputs: Any, attrs: Any, outputs: int, cancel: Any) -> Any:
-        """Answers an operation or function issued by name."""
+        """Handles an operation or function issued by name."""
         recorder = self.recorder
         if recorder is not None:
             if self.phase is Phase.FAILED:
@@ -243,7 +243,7 @@ class Follower(CallState):
                         self.tapes.answered = step, tuple(inputs), result
                     if step.risky is not False and settle_risk(self, step):
                         launch_behind(self, step)
-                except Exception as error:  # the operation counts by now
+                except Exception as error:  # by now the operation is part of the call
                     if not self.fault(error, step):
                         raise
                 return result
@@ -252,7 +252,7 @@ class Follower(CallState):
         return self.run_alone(lambda: intercept.run_execute(device, op, inputs, attrs, outputs, cancel))
 
     def constant(self, value: Any, dtype: Any) -> Any:
-        """Answers with a lazy tensor of a small Python value: its conversion waits until somebody needs it."""
+        """Returns a lazy tensor for a small Python value, which is converted only on demand."""
         if self.recorder is not None:
             return self.recorder.constant(value, dtype)
         if not small(value):
@@ -266,13 +266,13 @@ class Follower(CallState):
         return lazy
 
     def index(self, index: tuple[tuple[int, ...], ...]) -> list[Any]:
-        """Answers with lazy tensors of what an index consists of."""
+        """Returns lazy tensors for the parts of an index."""
         lazies = [new_lazy(out, -1, self) for out in index_outputs(index)]
         self.constants += lazies
         return lazies
 
     def aside(self, inputs: Any, run: Callable[[], Any]) -> Any:
-        """Runs an operation that the program has placed on a device; it is no part of the graph."""
+        """Runs an operation that the program has placed on a device; it is not part of the graph."""
         if self.recorder is not None:
             return self.recorder.aside(inputs, run)
         flush_for(self, inputs)
@@ -280,7 +280,7 @@ class Follower(CallState):
         return self.run_alone(run)
 
     def answer(self, step: Step) -> list[LazyTensor]:
-        """Returns lazy tensors of what a step gives, to which the cursor has just moved."""
+        """Returns lazy tensors for the outputs of the step that the cursor has just moved to."""
         key = self.cursor.base + step.first
         lazies = [new_lazy(out, key + n, self) for n, out in enumerate(step.outputs)]
         self.values += lazies
@@ -291,7 +291,7 @@ class Follower(CallState):
         return lazies[0] if step.single else step.arrange(lazies)
 
     def _retract(self, before: Step) -> None:
-        """Takes back an operation that the cursor has gone over, and that an error has kept from being answered."""
+        """Moves the cursor back over an operation that was matched, but not answered because of an error."""
         if self.cursor.step.parent is before and self.cursor.step.node is not before.node:
             self.cursor.step = before
 
@@ -303,7 +303,7 @@ class Follower(CallState):
         self.phase = phase
 
     def __exit__(self, kind: object, raised: object, *_: object) -> None:
-        """Ends the call: everything is carried out, and an error that nobody could have caught is raised."""
+        """Ends the call: runs what is pending, and raises an error that the program has not seen yet."""
         try:
             try:
                 self.tapes.end()
@@ -316,35 +316,35 @@ class Follower(CallState):
             if unseen is not None and unseen is not raised and (raised is None or isinstance(raised, Exception)):
                 raise unseen
         except BaseException:
-            self.flush()  # what an interrupt has put off
+            self.flush()  # carries out what the interrupt deferred
             raise
         finally:
             intercept.leave_run(self)
             self.move(Event.END)
 
     def flush(self) -> None:
-        """Carries out what is pending; the tensors that somebody still holds have values afterwards."""
+        """Runs all pending operations; tensors that are still referenced have values afterwards."""
         flush(self)
 
     def settle_for(self, handles: list[Any]) -> None:
-        """Carries out what is pending if that reads or writes one of these variables."""
+        """Runs all pending operations if they use one of these variables; their errors are left for the call itself."""
         with lock:
             try:
                 if any(id(h) in self.cursor.handles for h in handles):
                     self.flush()
-            except Exception as error:  # the owner hears of what has failed
+            except Exception as error:  # raised in the call's own thread later
                 if is_fault(error):
                     with contextlib.suppress(Exception):
                         self.flush()
 
     def settle_tape(self, tape: Any) -> None:
-        """Puts on one of this call's tapes what waits for it: another thread asks it."""
+        """Brings one of this call's tapes up to date, as another thread is using it."""
         with lock:
             if self.tapes.number(tape) >= 0:
                 self.tapes.catch_up()
 
     def force(self, lazy: LazyTensor) -> None:
-        """Gives one of this call's tensors its value."""
+        """Computes the value of one of this call's tensors; raises `FailedTensor` if its operation failed."""
         with lock:
             if lazy._value is None:
                 step = self.cursor.step
@@ -359,7 +359,7 @@ class Follower(CallState):
                 raise FailedTensor("the operation that makes this tensor failed, or one before it did") from self.error
 
     def decide(self, lazy: LazyTensor, frame: FrameType) -> bool:
-        """Returns the truth of a tensor, for which the code of `frame` asks."""
+        """Returns the truth value of a tensor that the code of `frame` tests."""
         if frame.f_code in ASSERTIONS and assume(self, lazy, frame):
             return True
         if self.control is not None:
@@ -368,11 +368,11 @@ class Follower(CallState):
         return lazy.truth()
 
     def assume(self, condition: LazyTensor, message: list[str]) -> bool:
-        """Takes it that the condition of an `assert` statement holds; see `assertions.assume_statement`."""
+        """Assumes that the condition of an `assert` statement holds; see `assertions.assume_statement`."""
         return assume_statement(self, condition, message)
 
     def _cut_for(self, step: Step, op: str) -> None:
-        """Ends the segment before an operation that runs on its own, and goes on behind it."""
+        """Ends the segment before an operation that runs on its own; the next one begins after it."""
         assert step.parent is not None
         assert step.node is not None
         if step.parent.parent is not None:
@@ -385,15 +385,15 @@ class Follower(CallState):
     def _raise_deferred(self) -> None:
         error, self.refused = self.deferred, self.refused + 1
         assert error is not None
-        # Eagerly nothing runs behind such an operation, so a handler that began later writes no state. But who tries
-        # until something works is to come to an end, and who has interrupted the call may clean up.
+        # Eagerly nothing runs after such an operation, so an `except` entered later must not write state. But a retry
+        # loop has to terminate, and after an interrupt the program may clean up.
         if self.refused >= tuning.max_raised_again or not isinstance(error, Exception):
             self.move(Event.RELENT)
             self.deferred = None
         raise error
 
     def close(self) -> list[LazyTensor]:
-        """Lets go of everything that the call needed; returns its lazy tensors that somebody still holds."""
+        """Releases everything that the call needed; returns its lazy tensors that are still referenced."""
         constants, self.constants = self.constants, []
         self.tapes.close()
         self.open = False
@@ -404,12 +404,13 @@ class Follower(CallState):
         self.cursor.close()
         return [v for v in held if v is not None] + [constants[i] for i in referenced(constants)]
 
-    # Divergence, and what else ends the following of a call.
+    # Faults, and early ends of the call.
 
     def fault(self, error: BaseException, awaited: Step | None = None) -> bool:
-        """Has the call go on imperatively where the runtime itself has failed; see `Handler.fault`.
+        """Continues the call imperatively if an error is a fault of the runtime; see `Handler.fault`.
 
-        `awaited`: the operation that counts already, and that was about to be launched at its place in the program.
+        Returns False if the error must propagate. `awaited`: the operation that is already part of the call, and was
+        about to be launched where the program issued it.
         """
         if self.options.strict or not absorbs(error):
             return False
@@ -430,11 +431,11 @@ class Follower(CallState):
         return True
 
     def is_under_way(self) -> bool:
-        """Returns whether the call has begun, and not ended: other threads can make it carry out what it holds back."""
+        """Returns whether the call has begun but not ended, so that other threads may flush it."""
         return self.phase is not Phase.NEW and self.phase is not Phase.ENDED
 
     def finish(self) -> None:
-        """Carries out what the end of the call would have, where something has kept it from that."""
+        """Does what the end of the call would have done, if that was prevented."""
         if self.is_under_way():
             with lock:
                 try:
@@ -446,7 +447,7 @@ class Follower(CallState):
                     self.move(Event.END)
 
     def give_way(self) -> None:
-        """Ends the call where an error of the runtime's own has kept that from being done, as far as it has."""
+        """Completes the end of a call that a fault of the runtime interrupted."""
         with lock:
             self.finish()
             if self.ahead is not None:

@@ -1,7 +1,7 @@
-"""References: who else holds a lazy tensor, or a tape.
+"""References: whether a lazy tensor, or a tape, is referenced from elsewhere.
 
-Relies on CPython's reference counts. How many of them the way to the question accounts for (the list, the loop's
-variable, the call's arguments) depends on the version of CPython: it is found out at import, here and nowhere else.
+Relies on CPython's reference counts. How many references the check itself holds (the list, the loop variable, the
+call's arguments) depends on the version of CPython, so the thresholds are calibrated at import, here and nowhere else.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from tracer.private import EagerTensor
 getrefcount = sys.getrefcount
 getweakrefcount = weakref.getweakrefcount
 
-# What a tensor may hold besides lazy ones without being `telling`.
+# What a tensor's attributes may hold besides lazy tensors without making it `telling`.
 _SILENT = (EagerTensor, bool, int, float, str, type(None))
 
 
 class Reference(weakref.ref[LazyTensor]):
-    """A weak reference that is never shared with one of the user's."""
+    """A weak reference that is never shared with the user's (a subclass is not cached)."""
 
     __slots__ = ()
 
 
 def referenced(values: list[Any]) -> list[int]:
-    """Returns the numbers of the objects that somebody but `values` holds; there is none where it has None."""
+    """Returns the indices of the objects in `values` that are referenced from elsewhere; None entries do not count."""
     return [i for i, value in enumerate(values) if value is not None and getrefcount(value) > _UNREFERENCED]
 
 
 def present(values: list[Any]) -> list[int]:
-    """Returns the numbers of the tensors that are there at all; most were made for nobody, and are not."""
+    """Returns the indices of the entries that are not None; most are, as nothing needed them."""
     return [i for i, value in enumerate(values) if value is not None]
 
 
 def let_go(values: list[Any], numbers: list[int]) -> list[int]:
-    """Replaces by None what nobody but `values` holds, of these; returns the numbers of the tensors that are left.
+    """Sets those of these entries to None that only `values` references; returns the indices of the rest.
 
-    A tensor that nobody wants may hold others: Keras notes on an activation what it was made of.
+    Repeats until nothing changes: an unreferenced tensor may hold others, as Keras stores an activation's inputs on it.
     """
     while True:
         held = _still_referenced(values, numbers)
@@ -56,10 +56,10 @@ def _still_referenced(values: list[Any], numbers: list[int]) -> list[int]:
 
 
 def telling(values: list[Any], numbers: list[int]) -> list[LazyTensor]:
-    """Returns the tensors whose end user code may hear of, by weak references or by objects that only they hold.
+    """Returns the tensors whose deallocation may run user code, by weak references or by objects that only they hold.
 
-    It may issue operations, for which a call is not ready while it carries out others. The call itself has no
-    references to them yet.
+    That code may issue operations, which a call cannot handle while it runs others. The call's own weak references are
+    not made yet.
     """
     return [v for i in numbers if getweakrefcount(v := values[i]) or (v.__dict__ and not _holds_tensors(v))]
 
@@ -69,22 +69,21 @@ def _holds_tensors(lazy: LazyTensor) -> bool:
 
 
 def is_known(lazy: LazyTensor, places: int, watched: bool) -> bool:
-    """Returns whether somebody else knows this tensor than one variable of the caller and so many `places`.
+    """Returns whether a tensor has references besides one variable of the caller and so many `places`.
 
-    `watched`: tapes are alive, so who has asked for the tensor's number may ask again.
+    `watched`: tapes are alive, so one that has used the tensor's id may look it up again.
     """
     if getrefcount(lazy) > _ARGUMENT + places or (watched and lazy.has_id()):
         return True
-    # The call keeps a weak reference of its own to each tensor that an operation made.
+    # The call holds one weak reference to each tensor that is an operation's output.
     return getweakrefcount(lazy) > (lazy._key >= 0)
 
 
-# Calibration: each threshold is what `getrefcount` says, in the one function that compares with it, of an object that
-# nobody else holds.
+# Calibration: each threshold is the `getrefcount` of an otherwise unreferenced object in the one function that uses it.
 
 
 def _calibrate(threshold: str, finds: Callable[[], object]) -> None:
-    """Sets a threshold to the smallest value with which its function finds no other holder, as there is none."""
+    """Sets a threshold to the smallest value with which its function finds no other reference to fresh objects."""
     for count in range(20):
         globals()[threshold] = count
         if not finds():
@@ -93,7 +92,7 @@ def _calibrate(threshold: str, finds: Callable[[], object]) -> None:
 
 
 class _StandIn:
-    """What `is_known` looks at of a lazy tensor."""
+    """A stand-in for a lazy tensor with what `is_known` uses of it."""
 
     __slots__ = ("__weakref__", "_key")
 

@@ -1,4 +1,4 @@
-"""Synthetic operations: those that no program issues, made the next ones of a call that is followed."""
+"""Synthetic operations: operations that the program did not issue, inserted as the next ones of a followed call."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from tracer.spec import Spec, spec_of
 
 
 def read(run: FollowedCall, handle: Any, held: Spec) -> LazyTensor:
-    """Reads a variable that holds a tensor of a spec, as the next operation of a call that is followed."""
+    """Reads a variable that holds a tensor of a spec, as the next operation of a followed call."""
     return issue(run, "ReadVariableOp", ("dtype", held.enum), (handle,), [held])[0]
 
 
 def issue(
     run: FollowedCall, op: str, attrs: tuple[Any, ...], inputs: Sequence[Any], specs: list[Any]
 ) -> list[LazyTensor]:
-    """Makes an operation that no program has issued the next one of a call that is followed, and answers it.
+    """Inserts an operation as the next one of a followed call; returns its lazy tensors.
 
-    Raises `Refused` where the cursor does not take it.
+    Raises `Refused` if the cursor does not accept it.
     """
     with run.lock:
         if run.flight is not None:
             run.flush()
         step = next_step(run.cursor, op, attrs, tuple(inputs), specs)
-        step.risky = False  # a loop stops before what would fail, and functions that may are not taken apart
+        step.risky = False  # a loop stops before a failing iteration, and functions that may fail are not inlined
         return run.answer(step)  # in the order of `specs`: none is a list
 
 
 def next_step(cursor: Cursor, op: str, attrs: tuple[Any, ...], inputs: tuple[Any, ...], specs: list[Any]) -> Step:
-    """Moves the cursor of a call that is followed over an operation that no program has issued; under its lock."""
+    """Advances a followed call's cursor over an operation that the program did not issue; needs the call's lock."""
     step = cursor.advance(op, inputs, attrs)
     if step is None:
         frames, guarded = call_stack()
@@ -53,6 +53,6 @@ def next_step(cursor: Cursor, op: str, attrs: tuple[Any, ...], inputs: tuple[Any
             raise Refused(f"it cannot be followed: {cursor.mismatch}")
         if op in STRUCTURES:  # a loop is always worth a launch
             step.live += max(len(steps_of(step)), 8 if op == LOOP else 0)
-    if step.host:  # it would be left out
+    if step.host:  # it would not be part of a segment
         raise Refused("it has been written down in too many ways")
     return step

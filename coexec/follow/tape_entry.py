@@ -1,4 +1,4 @@
-"""Records: what waits to be put on tapes, of one operation or of a library call that was jumped over."""
+"""Records: entries still to be put on tapes, of one operation each."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from tracer.op import complete_attrs, freeze, signature_of
 from tracer.private import EagerTensor, ops
 from tracer.spec import spec_of
 
-Constant = Callable[[Any, Any], Any]  # makes a tensor of a Python value, of a dtype
+Constant = Callable[[Any, Any], Any]  # converts a Python value to a tensor of a dtype
 
 
 class Entry:
-    """One followed operation that tapes were to record: its step, its arguments and its result."""
+    """The entry of one followed operation: its step, arguments and result."""
 
     __slots__ = ("_made", "args", "op", "result", "step", "tapes")
 
     def __init__(self, step: Step, op: str, args: tuple[Any, ...], result: Any, tapes: tuple[int, ...]) -> None:
         self.step = step
         self.op = op
-        # The program may change lists that it has given or got.
+        # Copied, as the program may change lists that it passed or received.
         self.args = tuple([list(value) if isinstance(value, list) else value for value in args]) if step.lists else args
         self.result = list(flat_outputs(result))
         self.tapes = tapes
-        self._made: list[Any] = []  # tensors that tapes have got for constants of Python's
+        self._made: list[Any] = []  # tensors recorded on tapes in place of Python constants
         if step.closed is None:
             step.closed = bool(self.result) and not step.lists and all(map(_is_inside, step.slots, args))
 
     def identity(self) -> Any:
-        """Returns what this did, as far as it does not follow from the tensors given."""
+        """Returns a key of the operation, apart from its tensors."""
         return self.step
 
     def brief(self, origin: int) -> Any:
-        """Returns what identifies this alone, where all that it was given is its segment's own; else None."""
-        # A recurrent step of raw operations has some 700 of these.
+        """Returns a key that implies the tensors, if all inputs come from its own segment; else None."""
+        # Fast, as a recurrent step of raw operations has some 700 of these.
         return (self.step, self.result[0]._key - origin, self.tapes) if self.step.closed else None
 
     def goes_into(self, region: Any) -> None:
-        """Operations never end."""
+        """Does nothing: an operation is never invalidated."""
 
     def given(self) -> list[Any]:
-        """Returns the tensors given, but for constants: what those are is the step's."""
+        """Returns the input tensors except constants, which the step determines."""
         step = self.step
         if step.lists:
             return [v for v, slot in self._inputs() if slot != CONST]
@@ -53,11 +53,11 @@ class Entry:
         return [v for v, slot in pairs if slot != CONST and isinstance(v, EagerTensor)]
 
     def constants(self) -> list[Any]:
-        """Returns the tensors given that are constants."""
+        """Returns the input tensors that are constants."""
         return [*(v for v, slot in self._inputs() if slot == CONST), *self._made]
 
     def _inputs(self) -> list[tuple[Any, int]]:
-        """Returns the tensors given, each with where its step takes it from."""
+        """Returns the input tensors, each with its slot in the step."""
         inputs: list[tuple[Any, int]] = []
         for i, (value, slot) in enumerate(zip(self.args, self.step.slots, strict=False)):  # attributes follow
             if slot == LIST:
@@ -84,22 +84,22 @@ class Entry:
 
 
 def identities(tensor: Any) -> Iterator[Any]:
-    """Gives the objects that a tensor may be known as: itself, and the eager tensor that is its value."""
+    """Yields the objects that a tensor may be known as: itself, and the eager tensor that is its value."""
     yield tensor
     if type(tensor) is LazyTensor and tensor._value is not None:
         yield tensor._value
 
 
 def _is_inside(slot: int, value: Any) -> bool:
-    """Whether an input is a constant of its step, or a tensor that its segment has made: the step says which."""
+    """Whether an input is determined by its step: a constant, or an output of an operation of its segment."""
     return slot == CONST or (slot >= 0 and type(value) is LazyTensor and value._out.const is None)
 
 
-_SEEDS = frozenset({"seed", "seed2"})  # new ones in each call, on which no gradient depends
+_SEEDS = frozenset({"seed", "seed2"})  # change in each call, but no gradient depends on them
 
 
 class NamedEntry:
-    """An operation that ran on its own, past the fast path: its inputs and outputs, and its attributes."""
+    """The entry of an operation that ran on its own, issued by name: inputs, outputs and attributes."""
 
     __slots__ = ("_inputs", "attrs", "op", "outputs", "tapes")
 
@@ -111,26 +111,26 @@ class NamedEntry:
         self.tapes = tapes
 
     def identity(self) -> Any:
-        """Returns what this did, as far as it does not follow from the tensors given.
+        """Returns a key of the operation, apart from its tensors.
 
-        Shapes are part of it: no step has compared them. Raises TypeError where attributes cannot be compared.
+        It includes shapes, as no step has compared them. Raises TypeError if attributes cannot be compared.
         """
         named = zip(self.attrs[::2], self.attrs[1::2], strict=True)
         attrs = [pair for pair in named if pair[0] not in _SEEDS]
         return self.op, freeze(attrs), tuple([spec_of(v) for v in self._tensors()])
 
     def brief(self, origin: int) -> Any:
-        """Returns None: its results are feeds to all that follows."""
+        """Returns None: its results are feeds of later segments."""
 
     def goes_into(self, region: Any) -> None:
-        """Operations never end."""
+        """Does nothing: an operation is never invalidated."""
 
     def given(self) -> list[Any]:
-        """Returns the tensors that went in and came out: the latter are feeds to all that follows."""
+        """Returns its input and output tensors: the latter are feeds of later segments."""
         return self._tensors()
 
     def constants(self) -> list[Any]:
-        """None: each is one of those given."""
+        """Returns none: each is among `given`."""
         return []
 
     def places(self) -> Iterator[tuple[Any, Any]]:
@@ -151,7 +151,7 @@ class NamedEntry:
 
 
 class FastEntry(NamedEntry):
-    """An operation that ran on its own by the fast path: its inputs may be Python values and lists."""
+    """The entry of an operation that a wrapper ran on its own: inputs may be Python values and lists."""
 
     __slots__ = ("args",)
 
@@ -161,7 +161,7 @@ class FastEntry(NamedEntry):
         super().__init__(op, [v for v in inputs if isinstance(v, EagerTensor)], (), result, tapes)
 
     def identity(self) -> Any:
-        """Returns the same of it; what was given of Python values is part of it, too."""
+        """Returns the same, including the Python values among the inputs."""
         signature = signature_of(self.op)
         assert signature is not None
         count = len(signature.inputs)
@@ -181,9 +181,9 @@ def _without_tensors(value: Any) -> Any:
 
 
 def record_on_tapes(step: Step, op: str, args: tuple[Any, ...], result: Any, constant: Constant) -> list[Any]:
-    """Puts a followed operation on the active tapes; `constant` makes tensors of Python values, which are returned.
+    """Puts a followed operation on the active tapes; returns the tensors that `constant` made of Python values.
 
-    Of a memoized call, `args` are the inputs alone, and their attributes those with which the step was recorded before.
+    For a memoized call, `args` are the inputs only, and the attributes those with which the step was recorded before.
     """
     flat: list[Any] = []
     kinds: list[Any] = []
@@ -212,7 +212,7 @@ def record_on_tapes(step: Step, op: str, args: tuple[Any, ...], result: Any, con
 
 
 def _dtype(step: Step, op: str, args: tuple[Any, ...], i: int, value: Any, item: int = 0) -> Any:
-    """Returns the dtype of the tensor that a Python value has become, as the attributes of the operation say it."""
+    """Returns the dtype of the tensor that a Python value was converted to, by the operation's attributes."""
     signature = signature_of(op)
     assert signature is not None
     attrs = args[step.arity :] if step.tape is None else step.tape

@@ -1,7 +1,7 @@
-"""Tapes: followed operations on gradient tapes and forward accumulators, as if TensorFlow had run them.
+"""Tapes: records followed operations on gradient tapes and forward accumulators, as if TensorFlow had run them.
 
-Records may wait: what a library call would put on a tape is only needed if the tape is asked something that no known
-call answers. From the first record that waits, all do, in order; `catch_up` puts them on the tapes.
+Records may be deferred: what a library call would put on a tape is needed only for a gradient that is not memoized.
+From the first deferred record on, all are, in order; `catch_up` puts them on the tapes.
 """
 
 from __future__ import annotations
@@ -22,49 +22,49 @@ _RUN_PYTHON = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
 
 
 class Tapes:
-    """The tapes of one call: which are active, and what has still to be put on them."""
+    """The tapes of one call: which are active, and what is still to be put on them."""
 
     def __init__(self, constant: Constant) -> None:
         self._constant = constant
         self._owner = threading.get_ident()
-        self.foreign = not tape_is_empty()  # whether somebody else's tapes record too
+        self.foreign = not tape_is_empty()  # whether tapes from outside the call record, too
         self.known: list[Any] = []  # every tape that was opened in this call, in order
-        self._numbers: dict[int, int] = {}  # of these, by their ids
+        self._numbers: dict[int, int] = {}  # indices in `known`, by id
         self.active: tuple[int, ...] = ()
         self.entries: list[Any] = []
-        self._added: list[Any] = []  # those of library calls in the running segment
-        self.waiting = False  # whether records wait
-        self._done = 0  # entries that are on their tapes
-        self._direct: set[int] = set()  # tapes with records that never were entries
+        self._added: list[Any] = []  # entries of library calls in the running segment
+        self.waiting = False  # whether records are deferred
+        self._done = 0  # number of entries already on their tapes
+        self._direct: set[int] = set()  # tapes with records that were never entries
         self._finished: set[int] = set()
-        self._watches: list[tuple[int, Any, int]] = []  # by which tape, what, behind how many of its entries
-        self.steps: list[Step] | None = None  # what a library call that is being observed has recorded
-        self.variables: list[Any] | None = None  # and the variables that it has told tapes of
-        self._told: dict[int, Any] = {}  # the variables, by id, that these tapes have heard of:
+        self._watches: list[tuple[int, Any, int]] = []  # the tape, the tensor, after how many of its entries
+        self.steps: list[Step] | None = None  # recorded by the library call being observed
+        self.variables: list[Any] | None = None  # variables it has accessed under tapes
+        self._told: dict[int, Any] = {}  # variables, by id, already reported to these tapes:
         self._told_by: tuple[int, ...] = ()
-        # An operation that was answered by name: step, inputs, result. TensorFlow's Python records it next.
+        # An operation issued by name and answered: step, inputs, result. TensorFlow's Python records it next.
         self.answered: tuple[Step, tuple[Any, ...], Any] | None = None
-        self.touched = False  # whether something has worked on the tapes past the handler
-        self.functions = False  # whether some have backward functions of the program's
-        # Who makes the calls of backward functions in the gradient that is being asked for; None: nobody cares.
+        self.touched = False  # whether something has used the tapes directly
+        self.functions = False  # whether any entry has a backward function of the program
+        # Calls the backward functions of the running gradient; None: they are called directly.
         self.around: Callable[[Backward, tuple[Any, ...]], Any] | None = None
 
-    # What happens to tapes.
+    # Events of tapes.
 
     def opened(self, tape: Any) -> None:
-        """A tape was made, and records."""
+        """Notes a new tape that records."""
         self._numbers[id(tape)] = len(self.known)
         self.known.append(tape)
         self.active = (*self.active, len(self.known) - 1)
 
     def accumulates(self, accumulator: Any) -> None:
-        """A forward accumulator was made: it wants to see every operation at once."""
+        """Notes a new forward accumulator, which must see every operation at once."""
         self._numbers[id(accumulator)] = len(self.known)
         self.known.append(accumulator)
         self._cannot_wait()
 
     def pushed(self, tape: Any) -> None:
-        """A tape records from now on."""
+        """Notes that a tape starts recording."""
         number = self.number(tape)
         if number >= 0:
             self.active = (*self.active, number)
@@ -72,13 +72,13 @@ class Tapes:
             self._cannot_wait()
 
     def popped(self, tape: Any) -> None:
-        """A tape records no more."""
+        """Notes that a tape stops recording."""
         self.active = tuple(n for n in self.active if self.known[n] is not tape)
 
     def watched(self, tape: Any, tensor: Any) -> None:
-        """A tape was told to watch a tensor; a constant is fed from now on: it is not any other of its value.
+        """Notes that a tape watches a tensor; a constant becomes a feed, distinct from others of the same value.
 
-        The tape must know by then what it has recorded of the tensor before: that is not watched.
+        The tape must be up to date by then: earlier uses of the tensor are not watched.
         """
         if type(tensor) is LazyTensor and tensor._out.const is not None:
             tensor.resolve()
@@ -90,17 +90,17 @@ class Tapes:
         self._watches.append((number, tensor, before))
 
     def number(self, tape: Any) -> int:
-        """Returns a tape's number; -1 for one of somebody else's."""
+        """Returns a tape's number; -1 for a foreign tape."""
         number = self._numbers.get(id(tape), -1)
         return number if 0 <= number < len(self.known) and self.known[number] is tape else -1
 
     def accessed(self, variable: Any) -> None:
-        """A variable was read, or written, where tapes may watch it for that."""
+        """Notes that a variable was read or written, so that tapes may watch it."""
         if self.variables is not None and not any(known is variable for known in self.variables):
             self.variables.append(variable)
 
     def reads(self, variables: list[Any]) -> None:
-        """Tells the active tapes that variables are read, of each once."""
+        """Reports to the active tapes that variables are read, each once."""
         if self._told_by is not self.active:
             self._told_by, self._told = self.active, {}
         told = self._told
@@ -110,36 +110,36 @@ class Tapes:
                 told[id(variable)] = variable
 
     def _cannot_wait(self) -> None:
-        """Somebody wants to see every operation at once from now on."""
+        """Ends deferring, as every operation must be recorded at once from now on."""
         self.asked()
         self._direct.update(self.active)
         self.foreign, self.waiting = True, False
 
     def bypassed(self, *_: Any) -> None:
-        """Something is put on the active tapes past the handler: after what waits."""
+        """Prepares for a record put on the active tapes directly: deferred ones go first."""
         if not tape_is_empty():
             self.asked()
             self._direct.update(self.active)
 
     def noted(self, inputs: list[Any] | None) -> None:
-        """An operation past the handler puts what becomes of these inputs (None: of any) on the active tapes.
+        """Prepares for an operation on these inputs (None: any) that TensorFlow records directly.
 
-        Nobody watches integers.
+        Tapes do not watch integers.
         """
         if inputs is None or not all(v.dtype.is_integer or v.dtype.is_bool for v in inputs):
             self.bypassed()
 
     def asked(self, *_: Any) -> None:
-        """Something asks the tapes: they must know all there is."""
+        """Brings the tapes up to date, as something is using them directly."""
         self.touched = self.touched or not tape_is_empty()
         self.catch_up()
 
     def observe(self) -> None:
-        """A library call begins that is to be memoized: what it records is listed, and put on the tapes at once."""
+        """Begins to observe a library call: its records are listed, and put on the tapes at once."""
         self.steps, self.variables, self.touched = [], [], False
 
     def observed(self) -> tuple[list[Step], list[Any]]:
-        """It has ended; returns the steps that it has recorded, and the variables that tapes have heard of."""
+        """Ends that; returns the steps that it recorded, and the variables that it accessed."""
         steps, variables = self.steps or [], self.variables or []
         self.steps = self.variables = None
         return steps, variables
@@ -147,11 +147,11 @@ class Tapes:
     # Records.
 
     def can_take(self, op: str) -> bool:
-        """Returns whether an operation that runs on its own can be recorded later; Python inside asks its tapes now."""
+        """Returns whether an operation that runs on its own can be recorded later: not if it runs Python."""
         return self.waiting and op not in _RUN_PYTHON and not tape_is_empty()
 
     def takes(self, op: str, inputs: Any, attrs: Any, outputs: Any) -> bool:
-        """Takes the record of an operation that TensorFlow has carried out by name; returns whether it waits here."""
+        """Takes over the record of an operation that was issued by name; False if TensorFlow must record it itself."""
         answered, self.answered = self.answered, None
         if answered is not None and outputs and flat_outputs(answered[2])[0] is flat_outputs(outputs)[0]:
             step, given, result = answered
@@ -167,9 +167,9 @@ class Tapes:
         return False
 
     def takes_function(self, original: Any, op: str, outputs: Any, inputs: Any, function: Any, *forward: Any) -> bool:
-        """Takes the record of an operation with a backward function of its own; returns whether it waits here.
+        """Takes over the record of an operation with its own backward function; False if TensorFlow must record it.
 
-        `original` is what puts it on the tapes, and `forward` what only accumulators ask for.
+        `original` puts it on the tapes; `forward` is used by accumulators only.
         """
         if not context.executing_eagerly():
             return self._of_a_graph()
@@ -177,23 +177,23 @@ class Tapes:
             self.bypassed()
             return False
         self.record_alone(FunctionEntry(original, op, outputs, inputs, Backward(function), forward, self.active))
-        self.touched = self.functions = True  # no library call that is being observed can do that later
+        self.touched = self.functions = True  # a library call being observed cannot be memoized with that
         return True
 
     def _of_a_graph(self) -> bool:
-        """Lets TensorFlow record a symbolic tensor, on which no gradient of this call's depends, behind what waits."""
+        """Lets TensorFlow record symbolic tensors, on which no gradient of this call depends."""
         self.asked()
         return False
 
     def record_alone(self, entry: Any) -> None:
-        """Lets the record of an operation wait that has run on its own."""
+        """Defers the record of an operation that has run on its own."""
         self.entries.append(entry)
         if self.steps is not None:
             self._done = len(self.entries)
             entry.record(self._constant)
 
     def record(self, step: Step, op: str, args: tuple[Any, ...], result: Any, feeds: list[Any]) -> None:
-        """Puts a followed operation on the active tapes, now or later; `feeds` are those of its segment."""
+        """Records a followed operation on the active tapes, now or later; `feeds` are those of its segment."""
         args = _as_fed(step, args, feeds)
         if self.steps is not None:
             self.steps.append(step)
@@ -208,30 +208,30 @@ class Tapes:
             entry.record(self._constant)
 
     def add(self, entry: Any) -> None:
-        """Lets the records of a library call wait."""
+        """Defers the records of a library call."""
         self.entries.append(entry)
         self._added.append(entry)
 
     def wait(self) -> None:
-        """Lets records wait in this call from now on; the tapes know all that came before."""
+        """Defers records in this call from now on; earlier ones are on the tapes."""
         self.waiting = True
 
     def join(self, first: int, entry: Any) -> None:
-        """Replaces the records from the `first` on, which are on their tapes, by one that stands for all of them."""
+        """Replaces the entries from `first` on, which are on their tapes, by one that stands for all of them."""
         self.entries[first:] = [entry]
         self._done = len(self.entries)
 
     def keep(self) -> None:
-        """Makes what waiting records will need of the segment that ends now."""
+        """Creates the tensors of the segment ending now that deferred records will need."""
         for entry in self._added:
             if not self._finished.issuperset(entry.tapes):
                 entry.keep()
         self._added = []
 
     def catch_up(self) -> None:
-        """Puts everything that waits on the tapes that were active when it was issued.
+        """Puts every deferred record on the tapes that were active when it was issued.
 
-        What an error keeps from its tape goes on waiting.
+        After an error the remaining ones stay deferred.
         """
         first, self._done = self._done, len(self.entries)
         pending = self.entries[first:]
@@ -241,7 +241,7 @@ class Tapes:
         while pywrap_tfe.TFE_Py_TapeSetIsStopped():
             pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
             stopped += 1
-        active = self.active if threading.get_ident() == self._owner else ()  # which tapes are is the thread's
+        active = self.active if threading.get_ident() == self._owner else ()  # active tapes are thread-local
         numbers = {*active, *(number for entry in pending for number in entry.tapes)} - self._finished
         tapes, now = [(number, self.known[number]) for number in numbers], None
         try:
@@ -254,7 +254,7 @@ class Tapes:
                 done += 1
         finally:
             self._done -= len(pending) - done
-            for number, tape in tapes:  # as `_activate` does: no call of ours, at which an interrupt could come
+            for number, tape in tapes:  # `_activate`, inlined: a Python call could be interrupted
                 _tape_set_add(tape)
                 if number not in active:
                     _tape_set_remove(tape)
@@ -262,9 +262,9 @@ class Tapes:
                 pywrap_tfe.TFE_Py_TapeSetStopOnThread()
 
     def finished(self, number: int) -> None:
-        """A tape has given what it had: it and its records are let go."""
+        """Releases a used tape and its records."""
         self._finished.add(number)
-        self.known[number] = object()  # the tensors on it would be given out
+        self.known[number] = object()  # its tensors would be kept alive
         self._drop()
 
     def _drop(self) -> None:
@@ -273,11 +273,11 @@ class Tapes:
         self.entries = kept
 
     def alive(self) -> bool:
-        """Returns whether somebody may still ask a tape about this call's tensors."""
+        """Returns whether a tape may still be asked about this call's tensors."""
         return not tape_is_empty() or bool(self.known and referenced(self.known))
 
     def end(self) -> None:
-        """Ends the call: tapes that outlive it get all their records, the others none."""
+        """Ends the call: only tapes that outlive it get their deferred records."""
         if self.entries:
             self._finished.update(set(range(len(self.known))).difference(self.active, referenced(self.known)))
             self._drop()
@@ -286,16 +286,16 @@ class Tapes:
             self._done = 0
 
     def close(self) -> None:
-        """Lets go of everything."""
+        """Releases everything."""
         self.known, self.entries, self._added, self._watches = [], [], [], []
         self._constant = _gone
 
-    # What a tape has seen, in a form that can be compared from call to call.
+    # A tape's history, in a form that can be compared across calls.
 
     def history(self, number: int, place: Callable[[Any], Any], origin: int) -> tuple[Any, ...] | None:
-        """Returns all that a tape has recorded and watched; `place` names tensors. None if that is not known.
+        """Returns a key of all that a tape has recorded and watched, or None if that is not known.
 
-        `origin`: the first key of the call's tensors.
+        `place` names tensors; `origin` is the first key of the call's tensors.
         """
         if not self.waiting or number in self._direct or number in self._finished:
             return None
@@ -319,7 +319,7 @@ class Tapes:
         return number, tuple(seen), tuple(watches)
 
     def entries_of(self, number: int) -> list[Any]:
-        """Returns what a tape was to record, in order."""
+        """Returns a tape's entries, in order."""
         return [entry for entry in self.entries if number in entry.tapes]
 
 
@@ -332,10 +332,10 @@ _tape_set_remove = pywrap_tfe.TFE_Py_TapeSetRemove
 
 
 def _activate(tapes: list[tuple[int, Any]], numbers: tuple[int, ...]) -> None:
-    """Has of these tapes those of the `numbers` record, and no others, whichever did.
+    """Makes exactly those of these tapes record whose numbers are in `numbers`.
 
-    Each is added first, which does nothing where it is there: in removing one that is not, TensorFlow would give up a
-    reference that it never took.
+    Each is added first, a no-op if it is active: removing an inactive one would make TensorFlow release a reference
+    that it never took.
     """
     for number, tape in tapes:
         _tape_set_add(tape)
@@ -344,9 +344,9 @@ def _activate(tapes: list[tuple[int, Any]], numbers: tuple[int, ...]) -> None:
 
 
 def _as_fed(step: Step, args: tuple[Any, ...], feeds: list[Any]) -> tuple[Any, ...]:
-    """Returns the arguments with Python values that are fed replaced by what is fed for them.
+    """Returns the arguments with Python values that are feeds replaced by the tensors fed for them.
 
-    So a gradient that is followed as one finds them among what the tape has seen.
+    So a memoized gradient finds them in the tape's history.
     """
     changed: list[Any] | None = None
     for i, slot in enumerate(step.slots):
