@@ -1,5 +1,5 @@
-"""Memoize: library calls, and functions that provably only compute, followed as one without running their Python.
+"""Memoize: library calls, and functions proven pure, followed as one unit without running their Python.
 
-In come calls with their arguments; out go regions of the trace graph that stand for them, and what they would have put
-on tapes. What a call does is observed, twice, before it is skipped.
+Takes calls with their arguments; yields regions of the trace graph that stand for them, and the tape entries that they
+would have made. A call is observed twice before it is skipped.
 """

@@ -1,4 +1,4 @@
-"""Library calls of one followed call: jumped over where a region is known, else run and learnt."""
+"""Call sites: the library calls of one followed call, skipped where a region is known, else run and observed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _new = LazyTensor.__new__
 
 
 class _NoConstants:
-    """Stands for the arguments of a gradient that has constants on its tape: their numbers are part of a key."""
+    """Stands for the arguments of a gradient with constants on its tape, whose numbers are part of a full key."""
 
     @staticmethod
     def key(value: Any) -> Any:
@@ -58,13 +58,13 @@ class CallSites:
         self._known = known
         known.calls += 1
         self._origin = run.cursor.base
-        self._outsiders: dict[int, tuple[int, Any]] = {}  # eager tensors by id: in which order they appeared
+        self._outsiders: dict[int, tuple[int, Any]] = {}  # eager tensors by id, numbered in order of appearance
         self._surroundings = Surroundings()
-        self._inside = 0.0  # seconds in library calls inside of the one that runs now
-        self._kept: list[Any] = []  # what the key names by its id, beside arguments
+        self._inside = 0.0  # seconds in library calls nested in the running one
+        self._kept: list[Any] = []  # objects whose ids are in the key, besides arguments
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Makes a library call of the user's."""
+        """Makes a library call for the user: skips it, observes it, or just runs it."""
         tapes = self.run.tapes
         if tapes.functions and function is gradient:
             tapes.around, before = BackwardCalls(self.run), tapes.around
@@ -78,7 +78,7 @@ class CallSites:
         try:
             if args and function.__name__ == "apply_gradients":
                 given = args[1] if len(args) > 1 else None
-                if hasattr(given, "__next__"):  # a `zip`, most often: it would be used up
+                if hasattr(given, "__next__"):  # usually a `zip`, which would be consumed
                     args = (args[0], call(list, (given,), {}), *args[2:])
             return self._call(function, args, kwargs)
         except Exception as error:
@@ -134,7 +134,7 @@ class CallSites:
                 for entry in tapes.entries_of(self._number):
                     entry.goes_into(region)
         region.visits += 1
-        # Then effects cannot be observed.
+        # Effects cannot be observed under a profiler.
         profiled = sys.getprofile() is not None or (helper is not None and sys.gettrace() is not None)
         due = region.confirmed > 1 and not profiled and region.is_due()
         if due:
@@ -171,13 +171,13 @@ class CallSites:
             try:
                 eager = tuning.eager_operation * (run.cursor.count() - before)
                 run.budget.spend(max(time.perf_counter() - began - (tuning.call_times + 1) * eager, 0.0))
-            except Exception as error:  # the library's call has run, and must not run again
+            except Exception as error:  # the library call has run, and must not run again
                 if not run.fault(error):
                     raise
 
     def _tell(self, function: Any, reason: str) -> None:
         told = self._known.reported
-        code = getattr(function, "__code__", function)  # the same where a function is made anew on every call
+        code = getattr(function, "__code__", function)  # shared by closures made anew on every call
         tally = told.get((code, reason))
         if tally is not None:
             tally.count += 1
@@ -189,7 +189,7 @@ class CallSites:
             self._known.reasons[code] = tally
 
     def _run_plainly(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Makes a call as the program does; its time counts for the last reason given, without that of calls inside."""
+        """Runs a call without memoizing; charges its time, less that of nested calls, to the last reason reported."""
         tally = self._known.reasons.get(getattr(function, "__code__", function))
         if tally is None:
             return self._run_untimed(function, args, kwargs)
@@ -202,7 +202,7 @@ class CallSites:
             self._inside = outside + took
 
     def _run_untimed(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Makes the call; a tape that has given its gradient has no more use for its records."""
+        """Makes the call; releases the records of a tape that is used up by it."""
         helper = helper_of(function)
         if helper is not None:
             helper.misses += 1
@@ -231,12 +231,12 @@ class CallSites:
         kind, history = self._seen(args[0], taped, functools.partial(self._place, arguments))
         given = arguments.key(args[1:]), arguments.key(kwargs)
         places = [self._place(arguments, v) for v in arguments.given]
-        if self._knows_handles():  # else none can be a source's
+        if self._knows_handles():  # else none can be a source of the gradient
             places += [self._place(arguments, v) for v in arguments.anchors]
         return function, (kind, history, tuple(places)), around, given
 
     def _seen(self, tape: Any, taped: bool, place: Any) -> tuple[Any, Any]:
-        """Returns what kind of tape a gradient is asked of, and what it has seen; `place` names tensors."""
+        """Returns the kind of a gradient's tape and its history; `place` names tensors. Raises `CannotMemoize`."""
         tapes = self.run.tapes
         if tape._tape is None:
             raise CannotMemoize("its tape has been used")
@@ -252,9 +252,9 @@ class CallSites:
         return any(v._datatype_enum() == RESOURCE for _, v in self._outsiders.values())
 
     def _place(self, arguments: CallArguments, value: Any) -> Any:
-        """Names a tensor or variable by where in the call it has come from.
+        """Names a tensor or variable by where in the call it comes from.
 
-        Constants count as arguments: the gradient's operations may take them for what they are.
+        Constants are keyed like arguments, as the gradient's operations may depend on their values.
         """
         if type(value) is LazyTensor:
             if value._out.const is not None:
@@ -270,12 +270,12 @@ class CallSites:
             return None
         return "outside", self._outsiders.setdefault(id(value), (len(self._outsiders), value))[0]
 
-    # Jumps.
+    # Skipped calls.
 
     def _given(
         self, pattern: ArgumentGuard[Region], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> GivenTensors | None:
-        """Returns the tensors among the arguments if they are those of the region that came last here."""
+        """Returns the tensors among the arguments if the guard of the region last skipped here accepts them."""
         run, region = self.run, pattern.region
         if run.recorder is not None or run.flight is not None or run.options.validating:
             return None
@@ -312,12 +312,12 @@ class CallSites:
         return given if seen == pattern.before and not self._knows_handles() else None
 
     def _note(self, region: Region, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Lets the next call at this place be compared with this one directly."""
+        """Sets the guard by which the next call at this place is compared with this one, without a key."""
         if region.pattern is None and not region.uses & (region.uses - 1):
             given = args[1:] if region.function is gradient else args
             pattern = argument_guard_of(region, given, kwargs, self.run.cursor, *key[1:3])
             if pattern is not None and region.function is gradient:
-                # With constants on the tape, say, not even this call would be found to be like itself.
+                # A guard that would reject even this call (with constants on the tape, say) is of no use.
                 known = self._given_to_gradient(pattern, args, kwargs, not tape_is_empty())
                 pattern = pattern if known is not None else None
             region.pattern = pattern
@@ -348,7 +348,7 @@ class CallSites:
             region.changed("what it reads")
             return False
         if region.premises is not None:
-            if sys.gettrace() is not None or sys.getprofile() is not None:  # they are to see the program's code
+            if sys.gettrace() is not None or sys.getprofile() is not None:  # they must see the program's code run
                 return False
             if not region.premises.hold():
                 region.changed(LOOKED_AT)
@@ -360,7 +360,7 @@ class CallSites:
     ) -> Any:
         run = self.run
         cursor, tapes = run.cursor, run.tapes
-        # Whatever raises does so before the call counts, or is asked once more.
+        # What may raise comes before the call counts as skipped, or is tried once more.
         taken = [
             unwrap(arguments.tensors[value]) if source == "argument" else self._feed(source, value)
             for source, value in region.feeds
@@ -383,14 +383,14 @@ class CallSites:
     def _begin(
         self, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: CallArguments | GivenTensors
     ) -> Passage:
-        """Skips the first part of a gradient that calls backward functions of the program's."""
+        """Skips the first stretch of a gradient that calls the program's backward functions."""
         plainly = functools.partial(self._run_plainly, gradient, args, kwargs)
         passage = Passage(self.run, region, arguments, self._number, plainly)
         passage.begin()
         return passage
 
     def _end(self, passage: Passage, args: tuple[Any, ...]) -> Any:
-        """Calls these functions, not under the lock, and returns the gradient."""
+        """Calls those functions, without holding the lock, and returns the gradient."""
         tape = args[0]
         if not tape._persistent and tape._recording:
             tape._pop_tape()
@@ -403,16 +403,16 @@ class CallSites:
         return result
 
     def _behind(self, region: Region, function: Any, args: tuple[Any, ...], arguments: Any, values: list[Any]) -> Any:
-        """Returns what a call gives that was skipped, and leaves behind what it does beside its operations.
+        """Returns the result of a skipped call, and replays its side effects other than operations.
 
-        The tensors among that are put into `values`, those of the segment.
+        Adds the lazy tensors among the result to `values`, the segment's.
         """
         run = self.run
         tapes, base = run.tapes, run.cursor.base
         if function is gradient:
             _use_up(args[0])
         if region.context:
-            (call_context() or {}).update(region.context)  # there is one: it is part of the key
+            (call_context() or {}).update(region.context)  # not None: it is part of the key
         if region.notes:
             run.add_notes(region.notes)
         if region.gives_nothing and not (region.recorded or region.end.pause or function is gradient):
@@ -436,7 +436,7 @@ class CallSites:
         return result
 
     def _filled(self, region: Region, made: dict[int, Any], given: list[Any], values: list[Any]) -> Any:
-        """Returns what a region gives, where that is not simple; adds the tensors that it makes to `made`, `values`."""
+        """Returns a region's result if it has no `build`; adds the tensors that it makes to `made` and `values`."""
         run = self.run
         base = run.cursor.base
 
@@ -464,7 +464,7 @@ class CallSites:
 
 
 def _use_up(tape: Any) -> None:
-    """Leaves a tape as `gradient` leaves it."""
+    """Puts a tape into the state in which `gradient` leaves it."""
     if not tape._persistent and tape._tape is not None:
         if tape._recording:
             tape._pop_tape()

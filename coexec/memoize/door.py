@@ -1,7 +1,7 @@
-"""Door: through which calls of a function decorated with `regions="all"`, and of what it calls, pass to be memoized.
+"""Door: redirects the calls made by a function decorated with `regions="all"`, at any depth, so they can be memoized.
 
-A function of the program's, or of a library's that nobody has registered, is called through a wrapper while a call is
-followed, and as its twin otherwise. TensorFlow's and Keras' functions have doors of their own (`tracer.library`).
+A function of the program, or of an unregistered library, is called through a wrapper while a call is followed, and as
+its twin otherwise. TensorFlow's and Keras' functions have their own wrappers (`tracer.library`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Function = types.FunctionType
 
 
 class Helper:
-    """A function that is called through the door, which does not keep it alive."""
+    """A function that is called through the door; refers to it weakly."""
 
     __slots__ = ("__weakref__", "_code", "_defaults", "_named", "_of", "_twin", "_wrapper", "active", "misses")
 
@@ -34,7 +34,7 @@ class Helper:
         self._code, self._defaults, self._named = function.__code__, function.__defaults__, function.__kwdefaults__
         self._twin = twin
         self._wrapper = None if twin is None else _wrapper(self, twin)
-        self.active = 0  # how many calls of it are under way: inside of one, others run as they are
+        self.active = 0  # running calls of it: nested ones run unmemoized
         self.misses = 0  # calls since one was skipped
 
     def run(self, function: Function) -> Function:
@@ -42,15 +42,15 @@ class Helper:
         return self._twin or function
 
     def wrapper(self, function: Function) -> Any:
-        """Returns what calls it as one call; without a twin it is made anew, since it holds the function."""
+        """Returns a wrapper that makes its calls library calls; not cached without a twin, as it holds the function."""
         return self._wrapper or _wrapper(self, function)
 
     def runs(self, function: Function) -> bool:
-        """Returns whether `function` is what the door runs."""
+        """Returns whether `function` is the one that the door runs."""
         return function is (self._twin or self._of())
 
     def is_of(self, function: Function) -> bool:
-        """Returns whether this is the function, and it is still what it was."""
+        """Returns whether this is the function, unchanged."""
         return (
             self._of() is function
             and function.__code__ is self._code
@@ -63,9 +63,9 @@ class Helper:
         return self._of()
 
 
-_helpers: dict[int, Helper | None] = {}  # by function; None: it has no business here
-_kept: dict[int, Any] = {}  # by function: what removes its entry as it ends
-# By the ids of what they run.
+_helpers: dict[int, Helper | None] = {}  # by function; None: not to be memoized
+_kept: dict[int, Any] = {}  # by function: weak references that remove its entries
+# By the id of the function that they run.
 _by_run: weakref.WeakValueDictionary[int, Helper] = weakref.WeakValueDictionary()
 
 
@@ -124,20 +124,20 @@ def _make(function: Function) -> Helper | None:
 
 
 def helper_of(run: Any) -> Helper | None:
-    """Returns the helper whose twin this is."""
+    """Returns the helper that runs this function, or None."""
     helper = _by_run.get(id(run))
     return helper if helper is not None and helper.runs(run) else None
 
 
 def original_of(function: Any) -> Any:
-    """Returns the function behind a twin; others as they are."""
+    """Returns the original of a twin; other functions unchanged."""
     helper = helper_of(function)
     found = None if helper is None else helper.original()
     return function if found is None else found
 
 
 def with_doors(function: Any) -> Any:
-    """Returns a function's twin, whose calls pass the door; the function itself where it has none."""
+    """Returns a function's twin, whose calls go through the door, or the function itself if it has none."""
     if not available():
         return function
     if type(function) is types.MethodType and type(function.__func__) is Function:

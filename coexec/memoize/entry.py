@@ -1,12 +1,12 @@
-"""Regions: library calls that are followed as one unit, their Python not run.
+"""Regions: memoized library calls, followed as one unit without running their Python.
 
-A region hangs on the step before it, under a key: the function, its arguments (tensors by their place in the call,
-Python values by value, objects by identity) and the scopes around it. It leads to the step behind its operations, so
-the cursor jumps, and says which tensors the operations between take from outside, and which come out.
+A region is stored on the step before it, by a key: the function, its arguments (tensors by their place in the call,
+Python values by value, objects by identity) and the surrounding scopes. It names the step after its operations, to
+which the cursor skips, their feeds, and the tensors that the call returns.
 
-It is learnt by running the library's Python twice: the operations must be followed without a cut, nothing else may have
-happened (`tracer.effects`), and both runs must agree. It is learnt anew when an object it depends on is written to, and
-is run again now and then to see that it still holds.
+It is learnt by running the library's Python twice: the operations must be followed without a cut, there may be no other
+effects (`tracer.effects`), and both runs must agree. It is invalidated when an object that it depends on is written to,
+and the call is rerun now and then to check it.
 """
 
 from __future__ import annotations
@@ -30,54 +30,54 @@ from tracer.private import EagerTensor, is_resource_variable
 
 
 class Region(Watcher):
-    """What one library call does, at one place of a segment."""
+    """What one library call does at one place of a segment."""
 
     def __init__(self, start: Step, key: Any, function: Any) -> None:
         self.start = start
         self.key = key
         self.function = function
-        self.helper = helper_of(function)  # if it is one of the program's functions
-        self.confirmed = 0  # runs in a row that agreed
-        self.version = 0  # of what it does
-        self.reason: str | None = None  # why it is none
+        self.helper = helper_of(function)  # if it is a function of the program
+        self.confirmed = 0  # consecutive runs that agreed
+        self.version = 0  # incremented when it turns out to do something else
+        self.reason: str | None = None  # why the call cannot be memoized
         self.visits = self.uses = self.changes = 0
-        self.disagreed = 0  # how often a run has found something else than the one before
+        self.disagreed = 0  # consecutive runs that disagreed with the one before
         self.retry = tuning.region_first_retry
         self.run_again = tuning.region_first_check
-        self.reads: LibraryReads | None = None  # what its Python may have read
-        self.held: list[Any] = []  # what is compared by identity
+        self.reads: LibraryReads | None = None  # guards of what its Python may have read
+        self.held: list[Any] = []  # keeps what the key compares by identity
         self.end = start
         self.first: Step | None = None
-        self.asks = False  # whether one of its operations may fail inside of a manager that lets errors pass, so far
+        self.asks = False  # whether one may fail inside a manager that has let errors pass so far
         self.outputs = Outputs(start, [])  # by number: the segment's up to the region's end
-        self.feeds: list[tuple[str, Any]] = []  # where each tensor from outside comes from
-        self.seeds: tuple[int, list[int]] = 0, []  # how many its Python draws, which of them its operations take
+        self.feeds: list[tuple[str, Any]] = []  # the source of each feed
+        self.seeds: tuple[int, list[int]] = 0, []  # how many its Python draws, which of them operations use
         self.handles: set[int] = set()  # ids of the variables among them
-        self.read: list[tuple[int, Const]] = []  # arguments whose value its Python reads
-        self.taken: list[tuple[int, Const]] = []  # and those whose value operations have taken for a constant
-        self.pins: list[tuple[int, Any]] = []  # feeds of operations before that must be these objects
-        self.own: list[Any] = []  # tensors that it holds itself, of which a gradient may be asked
-        self.context: dict[str, Any] = {}  # what its layers leave in Keras' call context for those behind them
-        self.notes: dict[Step, Any] = {}  # what Keras adds to errors of its operations, where others have it otherwise
-        self.result: Any = None  # its form
-        self.build: Any = None  # what makes it of its tensors, where that is simple
-        self.made: list[tuple[int, Output]] = []  # these, without those that were given
-        self.gives_nothing = False  # as an assertion
-        self.recorded: list[Step] = []  # what tapes record
-        self.accessed: list[Any] = []  # the variables that tapes hear of
-        self.gradients: weakref.WeakSet[Region] = weakref.WeakSet()  # whose keys name this region
-        self.interior: list[int] = []  # tensors that nobody but tapes hold
-        self.places: list[int | None] = []  # the slots of the arguments that its segment knew before
-        self.closed = False  # whether those are all, and the segment's own: the key says which they are
-        self.stretches: list[Any] = []  # of a gradient that calls backward functions of the program's: see `stretches`
+        self.read: list[tuple[int, Const]] = []  # arguments whose values its Python reads
+        self.taken: list[tuple[int, Const]] = []  # and those whose values operations use as constants
+        self.pins: list[tuple[int, Any]] = []  # earlier feeds that must be these objects
+        self.own: list[Any] = []  # its own tensors that may be differentiated
+        self.context: dict[str, Any] = {}  # what its layers set in Keras' call context for later ones
+        self.notes: dict[Step, Any] = {}  # Keras' additions to errors, where they differ from the steps'
+        self.result: Any = None  # the form of its result
+        self.build: Any = None  # a function that builds it from tensors, if simple
+        self.made: list[tuple[int, Output]] = []  # those tensors, except arguments
+        self.gives_nothing = False  # returns None, like an assertion
+        self.recorded: list[Step] = []  # steps recorded by tapes
+        self.accessed: list[Any] = []  # variables reported to tapes
+        self.gradients: weakref.WeakSet[Region] = weakref.WeakSet()  # gradients whose keys include this region
+        self.interior: list[int] = []  # tensors held by tapes only
+        self.places: list[int | None] = []  # the arguments' slots, where the segment knew them before
+        self.closed = False  # whether all are of the segment itself, and so implied by the key
+        self.stretches: list[Any] = []  # of a gradient with backward functions: see `stretches`
         self.calls: list[Any] = []
-        self.parts: Any = None  # these, with what follows from them
-        self.pattern: Any = None  # the arguments in the key, to be compared one by one
-        self.premises: Any = None  # what code of the program's that it runs looks at
-        self.reached: list[Any] = []  # the objects of Keras' among that
+        self.parts: Any = None  # a `GradientParts`, or None
+        self.pattern: Any = None  # an `ArgumentGuard`, tried before the key
+        self.premises: Any = None  # guards of what the program's code in it reads
+        self.reached: list[Any] = []  # Keras objects among that
 
     def fill(self, **parts: Any) -> bool:
-        """Takes what a run has found; returns whether it is what the run before has found."""
+        """Stores the findings of a run; returns whether they equal those of the run before."""
         same = self.confirmed > 0 and all(_same(getattr(self, name), value) for name, value in parts.items())
         self.disagreed = 0 if same else self.disagreed + (self.confirmed > 0)
         for name, value in parts.items():
@@ -92,25 +92,25 @@ class Region(Watcher):
         return same
 
     def is_new(self) -> bool:
-        """Returns whether nothing is known of it yet, good or bad."""
+        """Returns whether it has never been learnt or refused."""
         return self.confirmed == self.version == self.changes == 0 and self.retry == tuning.region_first_retry
 
     def refuse(self, reason: str, for_long: bool = False) -> None:
-        """Gives the region up until it is tried again."""
+        """Gives the region up, until a later retry."""
         self.reason = reason
         self.confirmed = 0
         later = tuning.region_last_retry if for_long else min(self.visits, tuning.region_last_retry)
         self.retry = max(self.retry, self.visits + later)
 
     def changed(self, what: str) -> None:
-        """An object has been written to: the region must be learnt anew."""
+        """Invalidates the region, as an object that it depends on has changed; refuses it if that recurs."""
         self.confirmed = 0
         self.changes += 1
         if self.changes > tuning.max_region_changes:
             self.reason = f"{what} keeps changing"
 
     def end_of_objects(self, _: Any = None) -> None:
-        """An object that the key names is gone; another may get its id. What is known of it is let go."""
+        """Drops the region and dependent gradients, as an object in its key was freed, whose id may be reused."""
         self.confirmed = 0
         self.start.regions.pop(self.key, None)
         self.feeds, self.pins, self.accessed, self.result, self.premises, self.reads = [], [], [], None, None, None
@@ -119,24 +119,24 @@ class Region(Watcher):
             region.end_of_objects()
 
     def is_due(self) -> bool:
-        """Returns whether the call should run instead of being jumped over."""
+        """Returns whether to rerun the call for a check instead of skipping it."""
         return self.uses >= self.run_again
 
     def schedule(self) -> None:
-        """Sets when the call should run next: ten times as many uses from now."""
+        """Schedules the next check, at ten times as many uses."""
         self.run_again = self.uses + min(9 * max(self.uses, 1), tuning.region_last_check)
 
 
 def admit(regions: dict[Any, Region], function: Any) -> bool:
-    """Returns whether a call with a key of its own is to be learnt: not where most such keys never came again.
+    """Returns whether to learn a call with a new key: not if many such keys were seen only once.
 
-    Each refusal brings the oldest of those keys nearer to its end.
+    Each refusal ages the oldest of those keys, which is evicted in the end.
     """
     once = [region for region in regions.values() if region.visits == 1 and region.function is function]
     if len(once) < tuning.max_regions_once:
         return True
     once[0].retry += 1
-    # Now and then one of another kind gets its chance.
+    # Evicted now and then, so that a new key gets a chance.
     if once[0].retry > tuning.region_last_retry // tuning.max_regions_once:
         del regions[once[0].key]
     return False
@@ -157,7 +157,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def anchor(region: Region, objects: list[Any]) -> None:
-    """Ends a region with the objects that its key names by their ids."""
+    """Drops a region with the objects whose ids are in its key; keeps those without weak references alive."""
     for value in objects:
         try:
             region.held.append(weakref.ref(value, region.end_of_objects))
@@ -169,7 +169,7 @@ _RETURNED = (*BY_IDENTITY, int, float, str, type, tf.DType)
 
 
 def form_of(value: Any, place: Any) -> Any:
-    """Returns the form of a result with its tensors replaced by what `place` says of them."""
+    """Returns the form of a result, its tensors replaced by `place` of them; raises `CannotMemoize` if it has none."""
     kind = type(value)
     if kind is LazyTensor or kind is EagerTensor:
         marks = marks_of(value)
@@ -205,9 +205,10 @@ def fill_form(form: Any, tensor: Any) -> Any:
 
 
 def builder_of(form: Any, outputs: Outputs) -> tuple[Any, list[tuple[int, Output]]]:
-    """Returns what makes a result of its tensors by number, and of those given, and which it takes; None: `fill_form`.
+    """Returns a generated function that builds a result from its tensors by number and the arguments, and its tensors.
 
-    Lists and tuples of tensors, which is what most layers return, are made without asking each time what they are.
+    For lists and tuples of tensors, which most layers return, this avoids interpreting the form on each call. None for
+    other forms, which need `fill_form`.
     """
     numbers: dict[int, Output] = {}
 

@@ -1,4 +1,4 @@
-"""Learning: one run of a library call's Python, to find what a region that stands for it would have to do."""
+"""Observation: one run of a library call's Python, to learn what a region that stands for it has to do."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NONE: Any = object()  # no result yet
 
 
 class Observation:
-    """One run of a library call; `remark` says afterwards why it is not followed as one, or not yet."""
+    """One run of a library call; `remark` says afterwards why it is not memoized, or not yet."""
 
     def __init__(
         self, run: Follower, region: Region, args: tuple[Any, ...], arguments: CallArguments, known: KnownCalls
@@ -51,19 +51,19 @@ class Observation:
         self._tape = run.tapes.number(args[0]._tape._tape) if self._gradient else -1
         self._entries = run.tapes.entries_of(self._tape)
         self._recorded: list[Step] = []  # what tapes have recorded
-        self._accessed: list[Any] = []  # the variables that they have heard of
-        self._made: list[int] = []  # the numbers of the tensors that came out
+        self._accessed: list[Any] = []  # the variables reported to them
+        self._made: list[int] = []  # the numbers of the result's tensors
         self._elders = known.variants.of(region, arguments.anchors, call_stack()[0])
-        self._heard: HeardCalls | None = None  # of a gradient, where backward functions are on its tape
-        self._watched: set[int] | None = None  # the ids of the objects that are looked at, in a region's first run
+        self._heard: HeardCalls | None = None  # of a gradient with backward functions on its tape
+        self._watched: set[int] | None = None  # ids of the observed objects, in a region's first run
 
     def call(self, kwargs: dict[str, Any], tell: Callable[[str], None]) -> Any:
-        """Makes the call, and notes in the region what it did; `tell` hears why it is not followed as one."""
+        """Makes the call, and stores in the region what it did; `tell` is passed the reason if it is not memoized."""
         run, region, arguments, args = self._run, self._region, self._arguments, self._args
         cursor, tapes = run.cursor, run.tapes
         self._given = args, kwargs
         roots = [v for v in arguments.anchors if v is not args[0]] if self._gradient else arguments.anchors
-        if region.helper is not None:  # what it changes is watched
+        if region.helper is not None:  # its writes are watched
             roots = []
         roots = [*roots, *(v for reached in region.reached if (v := reached()) is not None)]
         if region.is_new():
@@ -81,7 +81,7 @@ class Observation:
             proof = PurityProof(region.function, arguments.anchors)
         effects = Effects(roots, self._give_up, proof)
         held, given = region.premises is None or region.premises.hold(), containers_in(self._given)
-        if not held:  # it may do something else now, and nobody is to wonder
+        if not held:  # then a disagreement is no finding
             region.confirmed = 0
         self._context = dict(call_context() or {})
         around = tapes.around
@@ -100,7 +100,7 @@ class Observation:
                 raise
             self._give_way(error, effects)
             if result is _NONE:
-                # It came before the call, or as an error of the program's was on its way.
+                # It came before the call, or while an exception of the program was propagating.
                 on_its_way = None if error.__suppress_context__ or not began else error.__context__
                 raise on_its_way or error from None
             if not run.fault(error):
@@ -123,7 +123,7 @@ class Observation:
         return result
 
     def _give_way(self, error: Exception, effects: Effects) -> None:
-        """Leaves nothing of a run in whose midst the runtime has failed."""
+        """Cleans up after a run during which the runtime failed."""
         self._region.refuse(f"the runtime failed: {error}", for_long=True)
         effects.stop()
         intercept.handle(self._run)
@@ -132,10 +132,10 @@ class Observation:
         self, result: Any, effects: Effects, drawn: list[seeds.Pair], ended: int, alone: bool, first: int,
         proof: PurityProof | Watch | None, held: bool, given: Contents,
     ) -> None:  # fmt: skip
-        """Notes in the region what the call did."""
+        """Stores in the region what the call did, or why it cannot be memoized."""
         run, region, arguments, args = self._run, self._region, self._arguments, self._args
         cursor, tapes = run.cursor, run.tapes
-        if run.recorder is not None:  # what it does was not known yet
+        if run.recorder is not None:  # it did something new
             known, region.confirmed = region.confirmed, 0
             if known > 1 and run.error is None:
                 self._found()
@@ -145,7 +145,7 @@ class Observation:
         if reason is None and not in_one and not self._heard:
             reason = "its operations are not followed in one go"
         if alone and tape_is_empty():
-            self._recorded, self._accessed = [], []  # the tapes of its own are nobody else's
+            self._recorded, self._accessed = [], []  # its own tapes are private
         elif reason is None and tapes.touched and not self._gradient:
             reason = "it works on tapes itself"
         if reason is None:
@@ -153,7 +153,7 @@ class Observation:
                 if proof is not None:
                     self._rest_on(proof, held, given, result)
                     own = effects.held | proof.premises.tensors
-                    if any(id(v) in own for v in arguments.tensors):  # which of the two it takes where nobody knows
+                    if any(id(v) in own for v in arguments.tensors):  # ambiguous which of the two an operation takes
                         raise CannotMemoize("it holds a tensor that it is given")
                 with run.lock:
                     if self._heard:
@@ -165,24 +165,25 @@ class Observation:
                 reason = str(error)
         if reason is None:
             watch(effects.objects, region)
-            # Behind that, which may set hooks on classes.
+            # After that, as it may set hooks on classes.
             known = region.confirmed > 1
             region.reads = LibraryReads(effects.roots, effects.ran.values(), effects.contents) if known else None
         else:
-            # User code will hardly go away, and learning keeps the library calls that it makes from being jumped over.
+            # It will most likely run user code again, and observing prevents library calls inside from being skipped.
             region.refuse(reason, effects.runs_user_code)
             self.remark = reason
         if self._tape >= 0 and args[0]._tape is None:
             tapes.finished(self._tape)
 
     def _give_up(self) -> None:
-        """Lets the library calls inside of one that is no region be skipped, and observed, from now on."""
+        """Stops observing, so that library calls inside this one can be skipped and observed themselves."""
         self._run.observed()
 
     def _rest_on(self, proof: PurityProof | Watch, held: bool, given: Contents, result: Any) -> None:
-        """Notes what code of the program's that has run looks at, and that it was the same before and behind this run.
+        """Stores the guards of what the program's code has read, which must hold before and after this run.
 
-        `held`: whether what the run before has looked at was the same when this one began.
+        `held`: whether the guards of the previous run held when this one began. Raises `CannotMemoize` if the call
+        changes what it reads, or shares containers.
         """
         region = self._region
         premises, variables, objects = proof.end() if proof.is_needed else (None, [], [])
@@ -200,13 +201,13 @@ class Observation:
             if region.premises is not None or premises is not None:
                 region.confirmed = 0
             if self._watched is not None and not self._watched.issuperset(map(id, objects)):
-                self._watched = None  # what it did to these nobody has seen
+                self._watched = None  # its effects on these were not observed
             region.premises = premises
-            region.reached = [weakref.ref(v) for v in objects]  # the next run, which must agree, watches them
+            region.reached = [weakref.ref(v) for v in objects]  # observed in the next run, which must agree
             anchor(region, variables)
 
     def _fill(self, result: Any, read: set[int], drawn: list[seeds.Pair]) -> None:
-        """Writes down what the call did; `read`: the ids of tensors whose values its Python has read."""
+        """Stores what the call did; `read`: ids of tensors whose values its Python read. Raises `CannotMemoize`."""
         run, region, arguments = self._run, self._region, self._arguments
         cursor = run.cursor
         start, end = region.start, cursor.step
@@ -224,7 +225,7 @@ class Observation:
                     raise CannotMemoize("it uses a tensor that it was not given")
                 if slot < 0 and -1 - slot < start.external:
                     known = cursor.externals[-1 - slot]
-                    # What a gradient takes from before was recorded by its tape, whose history is part of the key.
+                    # What a gradient takes from earlier was recorded by its tape, whose history is part of the key.
                     if not self._gradient and id(known) not in given:
                         pins[-1 - slot] = known
         feeds = [self._source(v) for v in cursor.externals[start.external : end.external]]
@@ -264,7 +265,7 @@ class Observation:
         self._compare(before, agreed)
 
     def _compare(self, before: int, agreed: bool) -> None:
-        """Says what it means that a run did, or did not, what the runs `before` did."""
+        """Draws the conclusion from whether a run agreed with the `before` earlier ones."""
         if before > 1 and not agreed:
             self._found()
         elif before and not agreed:
@@ -273,10 +274,9 @@ class Observation:
                 raise CannotMemoize("its runs keep disagreeing")
 
     def _fill_values(self, steps: list[Step], end: Step, read: set[int]) -> list[tuple[int, Const]]:
-        """Notes which arguments' values decide what the operations are; returns those that Python has read.
+        """Stores the arguments whose values operations use as constants; returns those that Python has read.
 
-        Operations take arguments for constants that are equal to one by chance, too: not each time that they are the
-        same operations.
+        An argument may equal a constant by chance, so only those count that do so in every run of the same operations.
         """
         region, arguments = self._region, self._arguments
         known = list(zip(arguments.tensors, arguments.consts, strict=True))
@@ -293,7 +293,7 @@ class Observation:
         return [(n, const) for n, (v, const) in enumerate(known) if id(v) in read and const is not None]
 
     def _fill_parts(self, heard: HeardCalls, result: Any, read: set[int]) -> None:
-        """Writes down what a gradient did around the backward functions that it has called."""
+        """Stores what a gradient did around the backward functions that it called."""
         region = self._region
         parts = heard.parts(result, self._arguments, self._sources)
         steps = [step for some in parts.steps for step in some]
@@ -317,7 +317,7 @@ class Observation:
         self._compare(before, agreed)
 
     def _noted_for_others(self) -> dict[str, Any]:
-        """Returns what the call has changed in Keras' call context, which layers behind it look at."""
+        """Returns what the call has changed in Keras' call context, which later layers read."""
         before, now = self._context, call_context() or {}
         changed = {name: value for name, value in now.items() if name not in before or before[name] is not value}
         if (
@@ -333,7 +333,7 @@ class Observation:
 
     @functools.cached_property
     def _sources(self) -> dict[int, tuple[str, Any]]:
-        """Where tensors from outside come from, by their ids: arguments, and what the gradient's tape has recorded."""
+        """Sources of feeds by id: arguments, and what the gradient's tape has recorded."""
         found: dict[int, tuple[str, Any]] = {}
         for number, known in enumerate(self._arguments.tensors):
             found.setdefault(id(known), ("argument", number))
@@ -344,20 +344,20 @@ class Observation:
 
     @functools.cached_property
     def _given_numbers(self) -> dict[int, int]:
-        """The numbers of the arguments as the program gave them, by their ids."""
+        """The numbers of the arguments as the program passed them, by id."""
         return {id(known): number for number, known in reversed(list(enumerate(self._arguments.given)))}
 
     def _source(self, value: Any) -> tuple[str, Any]:
-        """Returns where a tensor from outside comes from: an argument, the tape, a number of Python's, or itself."""
+        """Returns the source of a feed: an argument, the tape, a Python number, or the tensor itself."""
         known = self._sources.get(id(value))
         if known is not None:
             return known
         if id(value) in self._run.cursor.numbers and small(array := array_in(value)):
-            return "number", (spec_of(value), Const(array))  # made anew on every call
+            return "number", (spec_of(value), Const(array))  # converted anew on every call
         return "same", value
 
     def _slot(self, value: Any) -> int | None:
-        """Returns the slot at which the segment knew an argument before the call; None if it did not."""
+        """Returns an argument's slot in the segment before the call; None if it had none."""
         cursor, start = self._run.cursor, self._region.start
         if type(value) is LazyTensor and value._value is None and value._out.const is None:
             return int(value._key - cursor.base)
@@ -365,7 +365,7 @@ class Observation:
         return -1 - place if place is not None and place < start.external else None
 
     def _place(self, tensor: Any, first: int, end: int) -> Any:
-        """Returns where a tensor of the result comes from."""
+        """Returns the source of a tensor of the result; raises `CannotMemoize` if it is unknown."""
         number = self._given_numbers.get(id(tensor))
         if number is not None:
             return "argument", number
@@ -379,10 +379,10 @@ class Observation:
         raise CannotMemoize("its result is a tensor from elsewhere")
 
     def _record_as_one(self, first: int) -> None:
-        """Notes for the tapes, from their entry `first` on, one region that did what it is known to do.
+        """Replaces the tape entries from `first` on by one of the region, if it did what it is known to do.
 
-        The key of a gradient names what its tape has seen. So it is the same whether a layer was jumped over or run
-        again, as every layer is now and then.
+        A gradient's key includes its tape's history. This makes it the same whether a layer was skipped or rerun for a
+        check.
         """
         run, region, tapes = self._run, self._region, self._run.tapes
         entries = tapes.entries[first:]
@@ -390,9 +390,9 @@ class Observation:
             return
         if [getattr(entry, "step", None) for entry in entries] != self._recorded:
             return
-        if any(entry.tapes != tapes.active for entry in entries):  # one of its own; jumped over, there would be none
+        if any(entry.tapes != tapes.active for entry in entries):  # a tape opened inside, unlike in a skipped call
             return
         tensors = {n: run.values[n] for n in (*self._made, *region.interior) if run.values[n] is not None}
-        given = set(map(id, self._arguments.given))  # what one of them is may change
+        given = set(map(id, self._arguments.given))  # they may vary
         constants = [v for entry in entries for v in entry.constants() if id(v) not in given]
         tapes.join(first, RegionEntry(region, self._arguments, tensors, run, tapes.active, constants))

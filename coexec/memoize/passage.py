@@ -1,4 +1,4 @@
-"""Passage: one gradient that is skipped but for the backward functions of the program's in it, which are called."""
+"""Passage: one memoized gradient, skipped except for the program's backward functions in it, which are called."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tracer.location import user_frames
 
 
 class Passage:
-    """The way through one gradient; `plainly` runs its Python, where a function gives something else than before."""
+    """One run through such a gradient; `plainly` runs its Python if a function returns something else than before."""
 
     def __init__(self, run: Follower, region: Region, arguments: Any, number: int, plainly: Callable[[], Any]) -> None:
         self._run, self._region, self._arguments = run, region, arguments
@@ -30,12 +30,12 @@ class Passage:
         self._results: list[CallArguments] = []
 
     def begin(self) -> None:
-        """Skips the first stretch: the region has been found to fit."""
+        """Skips the first stretch; the region's guards have been checked."""
         self._skip(0)
         self._region.uses += 1
 
     def go_on(self) -> tuple[Any, bool]:
-        """Makes the calls, and skips what is between them; returns what the gradient gives, and if it was skipped."""
+        """Makes the calls and skips the stretches between them; returns the gradient, and whether it was skipped."""
         around = self._run.tapes.around
         assert around is not None
         try:
@@ -46,7 +46,7 @@ class Passage:
                 except Exception as error:
                     if is_fault(error):
                         raise
-                    return self._plainly(), False  # TensorFlow hears of it, and then the program
+                    return self._plainly(), False  # raises it again, through TensorFlow
                 with self._run.lock:
                     if not self._goes_on(k, results):
                         self._region.changed("what a backward function gives")
@@ -64,7 +64,7 @@ class Passage:
         return result, True
 
     def _goes_on(self, k: int, results: Any) -> bool:
-        """Whether a backward function has given what it gave before: then what follows is what followed then."""
+        """Whether a backward function returned what it did before, so that the next stretch can be skipped."""
         run, known = self._run, self._parts.calls[k]
         if run.recorder is not None:
             return False
@@ -110,7 +110,7 @@ class Passage:
         return unwrap(self._arguments.tensors[value] if source == "argument" else self._tensor((source, value)))
 
     def _tensor(self, form: Any) -> Any:
-        """Returns a tensor by where it comes from."""
+        """Returns a tensor by its source."""
         source, value = form
         if source == "same":
             return value

@@ -1,4 +1,4 @@
-"""Region tape entry: what a region that was skipped would have put on tapes."""
+"""Region tape entry: the deferred tape records of a skipped call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tracer.lazy import LazyTensor, new_lazy
 
 
 class RegionEntry:
-    """What a region that was jumped over would have put on tapes."""
+    """The records that a skipped call would have put on tapes."""
 
     __slots__ = (
         "_aliases", "_constants", "_inputs", "_interior", "_outputs", "_own", "_recorded", "_run", "_tensors",
@@ -33,12 +33,12 @@ class RegionEntry:
         self.version = region.version
         self.arguments: list[Any] = arguments.given
         self._inputs: list[Any] | None = arguments.tensors
-        self._tensors = tensors  # by number: those that came out, and those that a tape holds
+        self._tensors = tensors  # by number: results, and those held by tapes
         self.base = run.cursor.base
         self.externals = run.cursor.externals
         self._run = run
         self._values: list[Any] | None = run.values
-        # As they are now: regions learn.
+        # Copied, as the region may be learnt anew.
         self._interior, self._outputs, self._recorded = region.interior, region.outputs, region.recorded
         self._own = region.own
         self.tapes = tapes
@@ -47,9 +47,9 @@ class RegionEntry:
 
     @property
     def tensors(self) -> dict[int, Any]:
-        """The tensors of its segment by their numbers: those that came in or out, and those that a tape holds.
+        """The tensors of its segment by number: arguments, results, and those that a tape holds.
 
-        Those that came in are added when they are asked for: a known gradient asks for none.
+        Arguments are added on demand, as a memoized gradient needs none.
         """
         for value in self._inputs or ():
             if type(value) is LazyTensor and value._out.const is None:
@@ -58,17 +58,17 @@ class RegionEntry:
         return self._tensors
 
     def brief(self, origin: int) -> Any:
-        """Returns what identifies this alone, where all that it was given is its segment's own; else None."""
+        """Returns a key that implies the tensors, if all arguments come from its own segment; else None."""
         return (self.region, self.version, self.base - origin, self.tapes) if self.region.closed else None
 
     def identity(self) -> Any:
-        """Returns what this did, as far as it does not follow from the tensors given."""
+        """Returns a key of the call, apart from its tensors."""
         return self.region, self.version
 
     def keep(self) -> None:
-        """Makes the tensors that a tape would hold: before their segment is carried out, so that they get values.
+        """Creates the tensors that a tape would hold, in time to get values when their segment runs.
 
-        Not before that: a known gradient needs none of them, and they are most of what a region on a tape would make.
+        Not earlier, as a memoized gradient needs none of them, and they are most of a region's tensors under a tape.
         """
         values = self._values
         if values is None:
@@ -81,26 +81,26 @@ class RegionEntry:
         self._values = None
 
     def constants(self) -> list[Any]:
-        """Returns the tensors that tapes have got for constants of the region's; those given count as arguments."""
+        """Returns the tensors recorded in place of the region's constants, except arguments."""
         return self._constants
 
     def goes_into(self, region: Region) -> None:
-        """Lets a gradient's region end with this one."""
+        """Makes a gradient's region depend on this one: it is dropped with it."""
         self.region.gradients.add(region)
 
     def given(self) -> list[Any]:
-        """Returns the tensors given, and those that the region holds: they may be some that the program has, too."""
+        """Returns the arguments, and the region's own tensors, which the program may hold, too."""
         return [*self.arguments, *self._own] if self._own else self.arguments
 
     def places(self) -> Iterator[tuple[Any, Any]]:
-        """Gives each tensor that is known here, with what `get` finds it by."""
+        """Yields each of its tensors with its key for `get`."""
         for number, tensor in enumerate(self.arguments):
             yield from ((v, ("argument", number)) for v in identities(tensor))
         for number, tensor in self.tensors.items():
             yield from ((v, ("tensor", number)) for v in identities(tensor))
 
     def get(self, place: Any) -> Any:
-        """Returns a tensor that was given, came out, or was kept for the tapes."""
+        """Returns an argument, a result, or a tensor kept for the tapes."""
         kind, number = place
         return self.arguments[number] if kind == "argument" else self.tensors[number]
 
@@ -121,11 +121,11 @@ class RegionEntry:
     def _tensor(self, slot: int) -> Any:
         if slot < 0:
             real = self.externals[-1 - slot]
-            if self._aliases is None:  # eager tensors that came in as lazy ones, as which the tapes know them
+            if self._aliases is None:  # eager tensors passed as lazy ones, which is how tapes know them
                 lazies = [a for a in self.arguments if type(a) is LazyTensor and a._value is not None]
                 self._aliases = {id(a._value): a for a in lazies}
             return self._aliases.get(id(real), real)
         tensor = self.tensors.get(slot)
-        if tensor is None:  # nobody will ever ask for its value: tapes hold those that they need
+        if tensor is None:  # its value is never needed: tapes hold those that they need
             tensor = self.tensors[slot] = new_lazy(self._outputs[slot], -1, None)
         return tensor

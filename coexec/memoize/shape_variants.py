@@ -1,8 +1,8 @@
-"""Twins: regions that do the same at other sizes, or in another turn of a loop; one that has some is learnt in one run.
+"""Shape variants: regions that do the same at other sizes, or in another iteration; with one, one run suffices.
 
-Two runs must agree about what a library call does, as one alone might have done something that it does not do again.
-Where the same call at the same place, on the same objects, has done the same operations at another size, twice, the
-first run at a new size is the third that agrees. What it has done is taken from that run; only the second one is saved.
+Two runs must agree on what a library call does, as a single one might have done something that it does only once. If
+the same call at the same place, on the same objects, has performed the same operations twice at another size, the first
+run at a new size is the third that agrees. The region is still learnt from that run; only the second one is saved.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from tracer.op import Const, freeze, same
 
 
 class ShapeVariants:
-    """The regions of one function that have been confirmed, by call and place."""
+    """The confirmed regions of one function, by call and place."""
 
     def __init__(self) -> None:
         self._known: dict[Any, deque[weakref.ref[Region]]] = {}
 
     def of(self, region: Region, anchors: list[Any], frames: Any) -> KnownVariants:
-        """Returns those that may do what this region does, which is about to be learnt."""
+        """Returns the possible variants of a region that is about to be learnt."""
         return KnownVariants(self._known, (region.function, tuple(map(id, anchors)), frames))
 
 
 class KnownVariants:
-    """What is known of one call at one place."""
+    """The known variants of one call at one place; false if there are none."""
 
     def __init__(self, all_known: dict[Any, deque[weakref.ref[Region]]], key: Any) -> None:
         self._all, self._key = all_known, key
         known = all_known.get(key, ())
         self._before = [(r, r.version) for ref in known if (r := ref()) is not None and r.confirmed > 1]
-        # Whether what code of the program's looks at is what it was, before and behind the run.
+        # Those whose guards hold before the run; `variant_of` checks them again after it.
         self._held = {id(r) for r, _ in self._before if r.premises is None or r.premises.hold()}
 
     def __bool__(self) -> bool:
@@ -45,16 +45,16 @@ class KnownVariants:
 
     @property
     def reached(self) -> list[Any]:
-        """The objects that code of the program's looks at in one of them."""
+        """The Keras objects that the program's code reads in any of them."""
         return [v for region, _ in self._before for ref in region.reached if (v := ref()) is not None]
 
     @property
     def only_library(self) -> bool:
-        """Whether none of them runs code of the program's."""
+        """Whether none of them runs the program's code."""
         return all(region.premises is None for region, _ in self._before)
 
     def variant_of(self, region: Region) -> Region | None:
-        """Returns one that does what this region was found to do in its first run; None if there is none."""
+        """Returns a variant that does what this region did in its first run; None if there is none."""
         for known, version in self._before:
             if known is region or known.version != version or known.confirmed < 2 or id(known) not in self._held:
                 continue
@@ -65,7 +65,7 @@ class KnownVariants:
         return None
 
     def confirmed(self, region: Region) -> None:
-        """Notes a region that two runs agree about, for those to come."""
+        """Adds a confirmed region as the most recent variant."""
         known = self._all.get(self._key)
         if known is None:
             if len(self._all) >= tuning.max_twin_places:
@@ -80,7 +80,7 @@ class KnownVariants:
 
 
 def _agree(one: Region, other: Region) -> bool:
-    """Whether two regions do the same, up to the sizes of tensors and the numbers that follow from them."""
+    """Whether two regions do the same, up to tensor sizes and numbers derived from them."""
     mine, its = steps_between(one.start, one.end), steps_between(other.start, other.end)
     if mine is None or its is None or len(mine) != len(its) or one.read or other.read or one.calls or other.calls:
         return False
@@ -100,15 +100,15 @@ def _agree(one: Region, other: Region) -> bool:
 
 
 class _Wiring:
-    """Names what the operations of a region take by where it comes from, wherever in its segment the region begins."""
+    """Names the inputs of a region's operations by source, independent of where in its segment the region begins."""
 
     def __init__(self, region: Region) -> None:
         self._first, self._external = region.start.end, region.start.external
-        self._absolute = region.function is gradient  # it takes what its tape has seen
+        self._absolute = region.function is gradient  # it takes what its tape has recorded
         self._places = region.places
 
     def name(self, slot: int) -> Any:
-        """Returns the name of what is at a slot."""
+        """Returns the name of a slot."""
         if slot in (CONST, LIST):
             return slot
         if slot >= self._first:
@@ -147,7 +147,7 @@ def _consts_alike(some: dict[int, Const], others: dict[int, Const]) -> bool:
 
 
 def _alike_but_for_sizes(one: Any, other: Any) -> bool:
-    """Whether two plain values are the same, or numbers: a mean's gradient divides by a float that is a size."""
+    """Whether two plain values are the same, or both numbers: a mean's gradient divides by a size as a float."""
     if _is_of_sizes(one) and _is_of_sizes(other):
         return True
     return same(one, other)
@@ -193,5 +193,5 @@ def _form(form: Any, wiring: _Wiring) -> Any:
 
 
 def interior_of(twin: Region, region: Region) -> list[int]:
-    """Returns the numbers of the tensors that nobody but tapes hold, by what is known of a twin."""
+    """Returns the numbers of a region's tensors that only tapes hold, translated from a variant."""
     return [n - twin.start.end + region.start.end for n in twin.interior]

@@ -1,4 +1,4 @@
-"""Stretches: the steps of a segment between two places."""
+"""Step ranges: the steps of a segment between two places."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tracer.op import Const
 
 
 def steps_between(start: Step, end: Step) -> list[Step] | None:
-    """Returns the steps behind `start` up to `end`, in order; None if there is no way."""
+    """Returns the steps after `start` up to `end`, in order; None if `start` is not an ancestor."""
     steps = []
     step: Step | None = end
     while step is not None and step is not start:
@@ -20,7 +20,7 @@ def steps_between(start: Step, end: Step) -> list[Step] | None:
 
 
 def slots_of(step: Step) -> list[int]:
-    """Returns where the inputs of a step come from, those in lists included; constants excluded."""
+    """Returns the slots of a step's inputs, including those in lists, excluding constants."""
     slots = [slot for slot in step.slots if slot not in (CONST, LIST)]
     for listed, _ in step.lists.values():
         slots += [slot for slot in listed if slot != CONST]
@@ -28,14 +28,14 @@ def slots_of(step: Step) -> list[int]:
 
 
 def constants_of(step: Step) -> list[Const]:
-    """Returns the constants among the inputs of a step, those in lists included."""
+    """Returns the constants among a step's inputs, including those in lists."""
     return [*step.consts.values(), *(const for _, consts in step.lists.values() for const in consts.values())]
 
 
 class Outputs:
-    """The outputs of a segment up to the end of a stretch, by their numbers.
+    """The outputs of a segment up to the end of a range, by number.
 
-    A table for each region of a segment with many would take more than the segment itself.
+    Looked up by bisection: a table per region would take more memory than the segment if it has many regions.
     """
 
     __slots__ = ("_firsts", "_start", "_steps")

@@ -1,8 +1,8 @@
-"""Stretches: what a gradient does between the calls of backward functions of the program's.
+"""Stretches: what a gradient does between calls of the program's own backward functions.
 
-The Python of such a function runs in every gradient, as the program wrote it to run. What TensorFlow does before it,
-between two of them and behind the last one is skipped, if the functions give what they gave before: tensors from the
-same places. Otherwise the gradient's Python runs, and is given what the functions have returned already.
+The Python of such a function runs in every gradient. What TensorFlow does before the first, between them and after the
+last is skipped if the functions return what they did before: tensors from the same sources. Otherwise the gradient's
+Python runs, with the results of the functions already called.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from tracer.spec import RESOURCE, spec_of
 
 
 class Stretch(NamedTuple):
-    """A part of a gradient that is skipped: its operations, and where the tensors come from that they take."""
+    """A part of a gradient that is skipped: its operations, and the sources of their inputs."""
 
     start: Step
     end: Step
     feeds: list[tuple[str, Any]]
-    pins: list[tuple[int, tuple[str, Any]]]  # what must be among the feeds before it, and where that comes from
-    kept: list[int]  # its tensors that somebody asks for, by number
+    pins: list[tuple[int, tuple[str, Any]]]  # earlier feeds that must come from these sources
+    kept: list[int]  # numbers of its tensors that are needed outside
     notes: dict[Step, Any]
 
 
 class BackwardCall(NamedTuple):
-    """A call of a backward function: which record of the tape has it, its arguments' form, and what it must return."""
+    """A call of a backward function: the index of its tape entry, the form of its arguments, the key of its results."""
 
     at: int
     cotangents: Any
     key: Any
-    taken: list[tuple[int, Const]]  # results whose values operations have taken for constants
+    taken: list[tuple[int, Const]]  # results whose values operations use as constants
 
 
 class GradientParts(NamedTuple):
-    """What a gradient does beside its first stretch: the calls, the stretch behind each, and its result's form."""
+    """The parts of a gradient: its stretches, the backward calls between them, and its result's form."""
 
     stretches: list[Stretch]
     calls: list[BackwardCall]
@@ -60,15 +60,15 @@ class GradientParts(NamedTuple):
 
 
 class BackwardCalls:
-    """Makes the calls of backward functions in one gradient: each once, however often the gradient's Python runs."""
+    """Calls the backward functions of one gradient: each once, however often the gradient's Python runs."""
 
     def __init__(self, run: Follower) -> None:
         self._run = run
         self._done: dict[int, tuple[Backward, Any, Exception | None]] = {}
-        self.heard: HeardCalls | None = None  # who learns what the gradient does
+        self.heard: HeardCalls | None = None  # set while the gradient is observed
 
     def __call__(self, backward: Backward, cotangents: tuple[Any, ...]) -> Any:
-        """Returns what a function gives, and raises what it raises, now or before."""
+        """Returns what a function returns, or raises what it raises, cached after the first call."""
         if id(backward) not in self._done:
             self._done[id(backward)] = backward, *self._make(backward, cotangents)
         _, results, error = self._done[id(backward)]
@@ -80,7 +80,7 @@ class BackwardCalls:
         tapes, heard = self._run.tapes, self.heard
         if heard is not None:
             heard.begins(backward, cotangents)
-        tapes.around = None  # gradients in the function are others
+        tapes.around = None  # gradients inside the function are separate
         try:
             with contextlib.nullcontext() if heard is None else heard.aside():
                 results = call(backward.function, cotangents, {})
@@ -95,7 +95,7 @@ class BackwardCalls:
 
 @passes
 def _raise_again(error: Exception) -> None:
-    """Raises an error of the program's as if it came from here, without the runtime's frames of the first time."""
+    """Reraises an error of the program from here, without the runtime's frames of the first time."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(OURS):
         trace = trace.tb_next
@@ -103,33 +103,33 @@ def _raise_again(error: Exception) -> None:
 
 
 class _Seen(NamedTuple):
-    """A stretch while it is learnt."""
+    """A stretch while it is observed."""
 
     start: Step
     end: Step
     base: int
     steps: list[Step]
     fed: list[Any]
-    pins: list[tuple[int, Any]]  # feeds of a backward function's that its operations take, too
-    numbers: set[int]  # the ids of those fed that were made of Python's numbers
+    pins: list[tuple[int, Any]]  # feeds of a backward function that its operations take, too
+    numbers: set[int]  # ids of the feeds converted from Python numbers
     notes: dict[Step, Any]
-    held: list[tuple[int, LazyTensor]]  # its tensors that somebody held at its end
+    held: list[tuple[int, LazyTensor]]  # its tensors that were referenced at its end
 
 
 class HeardCalls:
-    """Learns the stretches of one gradient, and the calls between them."""
+    """Observes the stretches of one gradient, and the calls between them."""
 
     def __init__(
         self, run: Follower, averted: Callable[[], contextlib.AbstractContextManager[Any]], entries: list[Any]
     ) -> None:
         self._run, self._averted = run, averted
         self._entries = entries
-        self.drawn: list[Pair] = []  # the seeds that are drawn while it is learnt
-        self.reason: str | None = None  # why nothing can be learnt
+        self.drawn: list[Pair] = []  # the seeds drawn meanwhile
+        self.reason: str | None = None  # why it cannot be memoized
         self._seen: list[_Seen] = []
         self._calls: list[tuple[int, Any, Any, CallArguments]] = []
         self._now: tuple[int, Any] = -1, None
-        self._drawn = 0  # those of them that backward functions have drawn
+        self._drawn = 0  # how many of them backward functions drew
         self._before = 0
         self._begin()
 
@@ -141,7 +141,7 @@ class HeardCalls:
         self._start, self._base, self._ended = cursor.step, cursor.base, len(cursor.ended)
 
     def _end(self) -> None:
-        """Notes the stretch that has begun last."""
+        """Stores the current stretch; raises `CannotMemoize`."""
         run, start = self._run, self._start
         cursor = run.cursor
         end = cursor.step
@@ -163,7 +163,7 @@ class HeardCalls:
         self._seen.append(_Seen(start, end, self._base, steps, fed, pins, numbers, notes, held))
 
     def _learn(self, part: Callable[..., None], *given: Any) -> None:
-        """Learns a part; what is wrong with it is said later: the gradient is in mid-work."""
+        """Observes a part; defers errors to `parts`, as the gradient is still running."""
         if self.reason is None:
             try:
                 part(*given)
@@ -176,7 +176,7 @@ class HeardCalls:
                 self.reason = f"the runtime failed: {error}"
 
     def begins(self, backward: Backward, cotangents: tuple[Any, ...]) -> None:
-        """A backward function is about to be called."""
+        """Notes that a backward function is about to be called."""
         self._learn(self._begins, backward, cotangents)
 
     def _begins(self, backward: Backward, cotangents: tuple[Any, ...]) -> None:
@@ -188,12 +188,12 @@ class HeardCalls:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Has the program's Python run as it does elsewhere: nobody watches what it does."""
+        """Runs the program's Python unobserved."""
         with self._averted(), handling(self._run):
             yield
 
     def ended(self, results: Any) -> None:
-        """It has returned."""
+        """Notes that it has returned."""
         self._learn(self._returned, results)
 
     def _returned(self, results: Any) -> None:
@@ -205,7 +205,7 @@ class HeardCalls:
         self._begin()
 
     def parts(self, result: Any, arguments: CallArguments, sources: dict[int, tuple[str, Any]]) -> GradientParts:
-        """Returns what the gradient has done; `sources`: where other tensors come from, by their ids."""
+        """Returns what the gradient did; `sources`: those of other tensors, by id. Raises `CannotMemoize`."""
         self._learn(self._end)
         if self.reason is not None:
             raise CannotMemoize(self.reason)
@@ -230,7 +230,7 @@ class HeardCalls:
 
 
 class _Places:
-    """Where the tensors of one gradient come from."""
+    """The sources of one gradient's tensors."""
 
     def __init__(
         self, seen: list[_Seen], calls: list[Any], arguments: CallArguments, sources: dict[int, tuple[str, Any]]
@@ -250,14 +250,14 @@ class _Places:
                         self._sources.setdefault(id(known), ("result", (k, number)))
 
     def source(self, value: Any, is_number: bool, calls: int) -> tuple[str, Any]:
-        """Returns where a tensor comes from that an operation takes from outside of its segment, behind `calls`."""
+        """Returns the source of a feed, after so many `calls`."""
         known = self._known(value, calls)
         if known is None and is_number and small(array := array_in(value)):
             return "number", (spec_of(value), Const(array))
         return self._noted(known) if known is not None else ("same", value)
 
     def place(self, tensor: Any, calls: int) -> tuple[str, Any]:
-        """Returns where a tensor comes from that is given, behind `calls`, to the next one or to the program."""
+        """Returns the source of a tensor passed, after so many `calls`, to the next one or to the program."""
         if type(tensor) is LazyTensor:
             for j, stretch in enumerate(self._seen):
                 number = tensor._key - stretch.base
@@ -273,7 +273,7 @@ class _Places:
         raise CannotMemoize("its result is a tensor from elsewhere")
 
     def _known(self, tensor: Any, calls: int) -> tuple[str, Any] | None:
-        """Returns where a tensor is known from; what a call returns may be what it was given."""
+        """Returns a tensor's known source; not a result of a later call, which may return its argument."""
         known = self._sources.get(id(tensor))
         return None if known is not None and known[0] == "result" and known[1][0] >= calls else known
 
