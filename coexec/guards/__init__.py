@@ -1,5 +1,5 @@
-"""Guards: whether Python state is still what it was when something was learnt from it.
+"""Guards: checks that Python state is still what it was when something was learnt from it.
 
-In come arguments, objects and the code that reads them; out go keys, and functions generated to check them in tens of
-nanoseconds an item.
+Takes arguments, objects and the code that reads them; makes cache keys, and generated functions that check guards in
+tens of nanoseconds each.
 """

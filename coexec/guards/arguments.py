@@ -1,9 +1,8 @@
-"""Patterns: what a library call was given, in a form that the next call's arguments are compared with one by one.
+"""Argument guards: a library call's arguments, in a form with which the next call's are compared one by one.
 
-A key says which region belongs to any arguments; making one, hashing it and finding the region takes 10 us. Most calls
-are given what the call before was given at the same place, tensors by where they come from, so that the region that was
-jumped over last is asked first whether the arguments are its own. What is asked is written down as a function, which
-takes 1 us; going through a list of what is wanted took 3.
+Building a cache key, hashing it and looking the region up takes 10 us. Most calls have the same arguments as the call
+before at the same place, tensors being compared by source, so the region skipped last is tried first. Its comparison is
+a generated function, which takes 1 us; interpreting a list of conditions took 3.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ PENDING, FEED, NEW = range(3)
 
 
 class GivenTensors:
-    """The tensors among the arguments of one call, by their numbers, as `Arguments` of the same call has them."""
+    """The tensors among the arguments of one call, numbered as by `CallArguments`."""
 
     __slots__ = ("_cursor", "given", "tensors")
 
@@ -35,7 +34,7 @@ class GivenTensors:
         self.given = given
 
     def const(self, number: int) -> Const | None:
-        """Returns the value of a tensor that operations may take for a constant."""
+        """Returns the value of a tensor that operations may treat as a constant, else None."""
         given = self.given[number]
         if type(given) is LazyTensor:
             if given._out.const is not None or given._value is None:
@@ -45,31 +44,31 @@ class GivenTensors:
 
 
 class Memoized(Protocol):
-    """What arguments belong to."""
+    """A memoized call, as far as argument guards use it."""
 
     function: Any
-    helper: Any  # if it is one of the program's functions
+    helper: Any  # if it is a function of the program
 
 
 M = TypeVar("M", bound=Memoized)
 
 
 class ArgumentGuard(Generic[M]):
-    """The arguments that one region belongs to."""
+    """The arguments for which one region is valid."""
 
     __slots__ = ("_fits", "_length", "_names", "around", "before", "function", "region")
 
     def __init__(self, region: M, fits: Any, length: int, names: tuple[str, ...]) -> None:
         self.region = region
         self.function = region.function
-        self.before: Any = None  # whether tapes record; of a gradient, what its tape has seen
-        self.around: Any = None  # the environment; None where the call depends on none
+        self.before: Any = None  # whether tapes record; for a gradient, its tape's history
+        self.around: Any = None  # the environment; None if the call does not depend on it
         self._fits = fits
         self._length = length
         self._names = names
 
     def given(self, args: tuple[Any, ...], kwargs: dict[str, Any], cursor: Cursor) -> GivenTensors | None:
-        """Returns the tensors of arguments that are this region's; None if they may be another's."""
+        """Returns the tensors among the arguments if the guard accepts them, else None."""
         if kwargs or self._names:
             if tuple(kwargs) != self._names:
                 return None
@@ -78,13 +77,13 @@ class ArgumentGuard(Generic[M]):
 
 
 class _Unfit(Exception):
-    """Arguments that only a key can be compared by; never leaves this module."""
+    """Raised for arguments that only a key can compare; never leaves this module."""
 
 
 def argument_guard_of(
     region: M, args: tuple[Any, ...], kwargs: dict[str, Any], cursor: Cursor, before: Any, around: Any
 ) -> ArgumentGuard[M] | None:
-    """Returns the pattern of arguments whose key was just found to be a region's, before the jump; None without one."""
+    """Returns a guard for arguments whose key was just found, before the call is skipped; None if there is none."""
     values = (*args, *kwargs.values())
     writer = _Writer(cursor, marked=region.function not in library.plain, watched=region.helper is not None)
     try:
@@ -99,23 +98,23 @@ def argument_guard_of(
 
 
 class _Writer:
-    """Writes the function that compares the arguments of a call with those of one before."""
+    """Generates the function that compares a call's arguments with those of an earlier one."""
 
     def __init__(self, cursor: Cursor, marked: bool, watched: bool) -> None:
-        self.objects = False  # whether there are any, which may depend on the environment
+        self.objects = False  # whether there are any, whose use may depend on the environment
         self._cursor = cursor
         self._watched = watched
-        self._marked = marked  # whether the call looks for what Keras notes on tensors
+        self._marked = marked  # whether the call reads Keras' marks on tensors
         self._lines: list[str] = []
         self._known: list[Any] = []  # what arguments are compared with
         self._names = 0
         self._tensors: list[Any] = []  # by their numbers
-        self._numbered: list[tuple[str, str]] = []  # the same: their names, as they are and as they were given
+        self._numbered: list[tuple[str, str]] = []  # the same: names of the values, and of the arguments
         self._names_of: dict[int, str] = {}  # the names by the tensors' ids
-        self._alike: dict[tuple[int, ...], list[str]] = {}  # those that must be told apart by identity
+        self._alike: dict[tuple[int, ...], list[str]] = {}  # names that must be distinct objects
 
     def write(self, values: tuple[Any, ...]) -> Callable[[tuple[Any, ...], Cursor], GivenTensors | None]:
-        """Returns the function; it takes the values and the cursor."""
+        """Returns the function, of the values and the cursor."""
         self._unpack("values", values)
         lists = [f"[{''.join(f'{pair[k]}, ' for pair in self._numbered)}]" for k in (0, 1)]
         lines = ["base = cursor.base", "externals = cursor.externals", "place = cursor.place", *self._lines]
@@ -152,13 +151,13 @@ class _Writer:
             self._unless(f"{name} is not {known} and (type({name}) is not type({known}) or freeze({name}) != {frozen})")
         elif what is OBJECT or (what is OTHER and (is_object(value) or (self._watched and is_watched_object(value)))):
             self.objects = True
-            self._unless(f"id({name}) != {self._constant(id(value))}")  # it is not kept alive
+            self._unless(f"id({name}) != {self._constant(id(value))}")  # by id, to not keep it alive
         elif kind is list or kind is tuple:
             self._unless(f"type({name}) is not {kind.__name__} or len({name}) != {len(value)}")
             self._unpack(name, value)
         elif what is TENSOR and not (value.__dict__ and marks_of(value)):
             self._tensor(name, value)
-        else:  # tensors that are noted on others have numbers of their own
+        else:  # tensors in marks have numbers of their own
             raise _Unfit
 
     def _tensor(self, name: str, value: Any) -> None:
@@ -186,7 +185,7 @@ class _Writer:
             self._unless(f"({real}._datatype_enum(), {real}._shape_tuple()) != {spec}")
 
     def _eager(self, real: str, given: str, value: Any) -> bool:
-        """Has a tensor be the same feed, or a new one, as constants without a value are; returns whether a feed."""
+        """Requires that a tensor is the same feed, or no feed so far; returns whether it is a feed."""
         place = self._cursor.place(value)
         if place is not None:
             number = self._constant(place)
@@ -198,7 +197,7 @@ class _Writer:
         return False
 
     def _number(self, name: str, given: str, kind: tuple[int, int], tensor: Any) -> None:
-        """Numbers a tensor, and has it be the one that has its number, or another than those before."""
+        """Numbers a tensor; requires that it is the one already numbered, or distinct from those before."""
         known = self._names_of.get(id(tensor))
         if known is not None:
             self._unless(f"{name} is not {known}")
@@ -206,12 +205,12 @@ class _Writer:
         self._names_of[id(tensor)] = name
         self._tensors.append(tensor)
         self._numbered.append((name, given))
-        # One of another kind is another one, and so is a pending tensor of another number.
+        # Tensors of different kinds are distinct anyway, and so are pending tensors with different numbers.
         self._alike.setdefault(kind if kind[0] == PENDING else kind[:1], []).append(name)
 
 
 def _real(value: Any) -> Any:
-    """Returns the eager tensor that an argument is or has become; None if there is none, or it may be a constant."""
+    """Returns the eager tensor of an argument; None if it has none, or may be a constant."""
     kind = type(value)
     if kind is EagerTensor:
         return value
@@ -223,7 +222,7 @@ _NAMES = {
 }  # fmt: skip
 
 
-@functools.lru_cache(maxsize=1000)  # calls of a layer in a row differ in nothing but what they are compared with
+@functools.lru_cache(maxsize=1000)  # repeated calls of a layer differ in constants only
 def _code(source: str) -> types.CodeType:
     module = compile(source, __file__, "exec")
     return next(const for const in module.co_consts if isinstance(const, types.CodeType))

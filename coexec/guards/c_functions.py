@@ -1,7 +1,7 @@
-"""C functions: what those that watched code calls do to what was there before the call.
+"""C functions: what C functions called by watched code do to state that existed before the call.
 
-A trace function cannot look into them. So each kind is known here, by what it reads and changes of its arguments, or
-refused.
+A trace function cannot see into them. So each kind is listed here by what it reads and changes of its arguments;
+others are refused.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 
-# What `abc` asks, in C.
+# The C implementation of `abc`.
 _ABC: Any = vars(abc)
 _checks_instance, _checks_subclass = _ABC["_abc_instancecheck"], _ABC["_abc_subclasscheck"]
 
-# They read their arguments, and the containers among these, and give something new.
+# Functions that read their arguments, and containers among these, and return something new.
 COMPUTING: frozenset[Any] = frozenset(
     {
         len, isinstance, issubclass, callable, min, max, sum, sorted, any, all, abs, round, divmod, pow, iter, chr,
@@ -39,7 +39,7 @@ COMPUTING: frozenset[Any] = frozenset(
     }
 )  # fmt: skip
 
-# Classes of which an instance is new, and holds what it is given.
+# Classes whose instances are new, and hold their arguments.
 MAKING: frozenset[type] = frozenset({
     object, type, super, list, tuple, dict, set, frozenset, int, float, complex, bool, str, bytes, bytearray, slice,
     range, enumerate, zip, map, filter, reversed, property, staticmethod, classmethod, functools.partial,
@@ -52,13 +52,13 @@ MAKING: frozenset[type] = frozenset({
     np.uint64, np.bool_, np.complex64, np.complex128, np.dtype,
 })  # fmt: skip
 
-# Of NumPy: what computes a new array.
+# NumPy functions that compute a new array.
 _NUMPY = frozenset("""
     array asarray zeros empty arange dot concatenate where result_type can_cast promote_types min_scalar_type
     inner vdot bincount
 """.split())  # noqa: SIM905
 
-# Methods of containers that change them.
+# Mutating methods of containers.
 CHANGING = frozenset("""
     append extend insert remove pop clear sort reverse update setdefault popitem add discard appendleft extendleft
     popleft rotate difference_update intersection_update symmetric_difference_update move_to_end
@@ -68,13 +68,13 @@ CHANGING = frozenset("""
 CONTAINERS = (list, dict, set, collections.deque)
 VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 
-# Values whose methods change nothing.
+# Types whose methods change nothing.
 UNCHANGING = (
     str, bytes, int, float, complex, bool, type(None), tuple, frozenset, range, slice, re.Pattern, re.Match,
     np.generic, np.dtype, types.CodeType,
 )  # fmt: skip
 
-# Taken and given back; nobody waits in a memoized call.
+# Acquired and released; a memoized call never waits for them.
 LOCKS = (type(_thread.allocate_lock()), type(_thread.RLock()))
 LOCKING = frozenset({"acquire", "release", "__enter__", "__exit__", "locked", "_is_owned"})
 
@@ -85,7 +85,7 @@ LISTING_ATTRIBUTES: frozenset[Any] = frozenset({builtins.vars})
 
 
 def is_of_numpy(function: Any) -> bool:
-    """Returns whether a C function of NumPy's computes something new from its arguments."""
+    """Returns whether this is a C function of NumPy that computes something new from its arguments."""
     if isinstance(function, np.ufunc):
         return getattr(np, function.__name__, None) is function
     if type(function).__name__ == "_ArrayFunctionDispatcher":
@@ -100,6 +100,6 @@ def is_of_numpy(function: Any) -> bool:
 
 
 def is_of_tensorflow(function: Any) -> bool:
-    """Returns whether a C function is one of TensorFlow's, which its Python, and nobody else, knows what to do with."""
+    """Returns whether this is a C function of TensorFlow's internals."""
     module = getattr(function, "__module__", None) or ""
     return module.startswith(("tensorflow.", "optree", "_pywrap"))

@@ -1,6 +1,6 @@
-"""Call key: the arguments of a memoized call, in a form that compares equal exactly where the call would do the same.
+"""Call key: the arguments of a memoized call, in a form that compares equal exactly if the call would do the same.
 
-Tensors count by where in the call they come from, Python values by value, long-lived objects by identity.
+Tensors are compared by their source in the call, Python values by value, long-lived objects by identity.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from tracer.spec import spec_of
 
 
 class CannotMemoize(Exception):
-    """An argument or result that cannot be compared from call to call; never leaves the runtime."""
+    """Raised where a call cannot be memoized, as for an argument that cannot be compared; never leaves the runtime."""
 
 
 class CannotMemoizeArray(CannotMemoize):
-    """An argument is an array, of which its layer would make a tensor."""
+    """Raised for an array argument, which a layer would convert to a tensor."""
 
 
 class CallArguments:
     """The arguments of one library call: its key, and the tensors among them."""
 
     def __init__(self, cursor: Cursor, objects: Callable[[Any], bool] | None = None) -> None:
-        self._objects = objects  # which of the program's own may be among them: other guards have what they hold
+        self._objects = objects  # which of the program's objects to compare by identity: others guard them
         self._base = cursor.base
         self._end = cursor.step.end
         self._place = cursor.place
         self._constant_of = cursor.constant_of
         self.tensors: list[Any] = []  # lazy tensors of the running segment, constants, else eager ones
         self._numbers: dict[int, int] = {}  # of these, by their ids
-        self.given: list[Any] = []  # the same as the program gave them, which is how tapes know them
-        self.consts: list[Const | None] = []  # the values of those that operations may take for constants
-        self.anchors: list[Any] = []  # objects that count by identity
-        self._inside: set[int] = set()  # the ids of the tensors whose notes are being looked at
+        self.given: list[Any] = []  # the same as the program passed them, which is how tapes know them
+        self.consts: list[Const | None] = []  # the values of those that operations may treat as constants
+        self.anchors: list[Any] = []  # objects compared by identity
+        self._inside: set[int] = set()  # ids of tensors whose marks are being keyed
 
     def settle(self) -> None:
-        """Gives constants their values, for what compares tensors by identity."""
+        """Resolves lazy constants, as effects compare tensors by identity."""
         self.tensors = [v.resolve() if type(v) is LazyTensor and v._out.const is not None else v for v in self.tensors]
 
     def key(self, value: Any) -> Any:
-        """Returns a hashable stand-in of a value, equal exactly where the library would do the same.
+        """Returns a hashable form of a value, equal exactly if the library would do the same; collects its tensors.
 
-        Asked some fifty times a training step: what a value is follows from its type, which is looked up.
+        Called some fifty times a training step, so kinds are cached by type. Raises `CannotMemoize`.
         """
         kind = type(value)
         what = kind_of(value)
@@ -83,7 +83,7 @@ class CallArguments:
         if type(value) is LazyTensor:
             out = value._out
             if out.const is not None:
-                # What has no value yet is no feed either; giving it one would be most of what a region costs.
+                # One without a value is no feed either; resolving it would be most of a skipped call's cost.
                 real, known = value._value, None
                 if real is not None:
                     known = self._place(real)
@@ -102,7 +102,7 @@ class CallArguments:
         return "new", self._add(value, given, self._constant_of(value)), spec.enum, spec.shape
 
     def _marked(self, value: Any, marks: dict[str, Any]) -> Any:
-        """Returns the key of a tensor on which something is noted, which may be noted on that in turn."""
+        """Returns the key of a tensor with marks, which must not refer back to it."""
         if id(value) in self._inside:
             raise CannotMemoize("a tensor is noted on what is noted on it")
         self._inside.add(id(value))
@@ -111,7 +111,7 @@ class CallArguments:
         return found
 
     def const(self, number: int) -> Const | None:
-        """Returns the value of a tensor that operations may take for a constant."""
+        """Returns the value of a tensor that operations may treat as a constant, else None."""
         return self.consts[number]
 
     def _add(self, value: Any, given: Any, const: Const | None = None) -> int:
@@ -132,10 +132,10 @@ BY_IDENTITY = (
 )  # fmt: skip
 
 
-_RESOURCE = "_should_act_as_resource_variable"  # asked of values, it may be code of the program's that answers
+_RESOURCE = "_should_act_as_resource_variable"  # looked up on types, as on values it might run the program's code
 
 
-# What the values of a type are, as far as keys go.
+# Kinds of values, for keys.
 TENSOR, SEQUENCE, DICT, SCALAR, SLICES, OBJECT, OTHER = (
     "tensor", "sequence", "dict", "scalar", "slices", "object", "other"
 )  # fmt: skip
@@ -145,7 +145,7 @@ _WHAT: dict[type, str] = {}
 
 
 def kind_of(value: Any) -> str:
-    """Returns what a value is, as far as keys go."""
+    """Returns a value's kind, for keys."""
     kind = type(value)
     return _WHAT.get(kind) or _what_is(value, kind)
 
@@ -172,18 +172,18 @@ def _what_is(value: Any, kind: type) -> str:
 
 
 def marks_of(tensor: Any) -> dict[str, Any]:
-    """Returns what Keras has noted on a tensor: its mask, the logits it was made of."""
+    """Returns the attributes that Keras has set on a tensor: its mask, the logits it was computed from."""
     return {name: value for name, value in vars(tensor).items() if value is not None}
 
 
 def with_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the arguments of a layer or loss with arrays as the tensors that it would make of them first of all."""
+    """Returns the arguments of a layer or loss with arrays converted to tensors, as it would do first."""
     holder, wanted = args[0], None
     if isinstance(holder, keras.layers.Layer):
         if not getattr(holder, "_convert_input_args", False):
             return args, kwargs
     else:
-        wanted = getattr(holder, "dtype", "")  # another float would be rounded by NumPy
+        wanted = getattr(holder, "dtype", "")  # NumPy would round other floats
 
     def convert(value: Any) -> Any:
         kind = type(value)
@@ -191,7 +191,7 @@ def with_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[A
             try:
                 return make_constant(value, None)
             except (TypeError, ValueError):
-                return value  # the library shall say what is wrong with it
+                return value  # the library raises its own error
         if kind is list or kind is tuple:
             return kind([convert(v) for v in value])
         if kind is dict:

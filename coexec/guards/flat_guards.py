@@ -1,8 +1,8 @@
-"""Flat guards: what a watched call has read from what was there before it, and whether that is the same now.
+"""Flat guards: the earlier state that a watched call has read, with a check that it is unchanged.
 
-Each guard names a holder, a key and the value read; the path by which the code came to the holder does not matter,
-since every step of that path is a guard of its own. One generated function checks them all, 20 to 50 ns each. Holders
-and values are kept alive for as long as the memoized call is, but for tensors and variables, which may be large.
+Each guard consists of a holder, a key and the value read; the path by which the code reached the holder does not
+matter, as each step of it has its own guard. One generated function checks all, 20 to 50 ns each. Holders and values
+live as long as the memoized call, except tensors and variables, which may be large.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ _TENSORS = (EagerTensor, LazyTensor, tf.Variable)
 
 
 class FlatGuards:
-    """Guards by holder; `hold()` tells whether everything is what it was."""
+    """Guards by holder; `hold()` checks them."""
 
     def __init__(self) -> None:
-        self._attributes: dict[int, tuple[Any, dict[str, Any]]] = {}  # by holder: its dictionary's entries
-        self._items: dict[int, tuple[Any, dict[Any, Any]]] = {}  # of a dictionary: its entries by key
-        self._contents: dict[int, tuple[Any, tuple[Any, ...]]] = {}  # of a container: all of it
+        self._attributes: dict[int, tuple[Any, dict[str, Any]]] = {}  # by holder: entries of its `__dict__`
+        self._items: dict[int, tuple[Any, dict[Any, Any]]] = {}  # by dictionary: entries by key
+        self._contents: dict[int, tuple[Any, tuple[Any, ...]]] = {}  # by container: all items
         self._cells: dict[int, tuple[Any, Any]] = {}
         self._functions: dict[int, Any] = {}
-        self._computed: dict[tuple[int, str], tuple[Any, str, Any]] = {}  # attributes kept elsewhere than in a dict
+        self._computed: dict[tuple[int, str], tuple[Any, str, Any]] = {}  # attributes not stored in a `__dict__`
         self._arrays: dict[int, tuple[Any, Any]] = {}
         self._classes: dict[int, type] = {}
         self._holds: Callable[[], bool] | None = None
         self._values: dict[str, Any] = {"M": MISSING, "same": same, "alike": _alike, "is_": operator.is_}
         self._names: dict[int, str] = {}
         self.count = 0
-        self.tensors: set[int] = set()  # the ids of those among the values, while the call is watched
+        self.tensors: set[int] = set()  # ids of tensors among the values, while the call is watched
 
     def hold(self) -> bool:
-        """Returns whether everything is what it was."""
+        """Returns whether all guards hold."""
         try:
             return self._holds is not None and self._holds()
-        except Exception:  # whatever objects do that are asked
+        except Exception:  # objects' own code may raise anything
             return False
 
     def read_attribute(self, holder: Any, name: str, value: Any) -> None:
-        """Notes an entry of an object's dictionary, or `MISSING`."""
+        """Guards an entry of an object's `__dict__`; the value may be `MISSING`."""
         self._note(self._attributes, holder, name, value)
 
     def read_item(self, holder: dict[Any, Any], key: Any, value: Any) -> None:
-        """Notes an entry of a dictionary, or `MISSING`; the key is one that never changes."""
+        """Guards an entry of a dictionary with an immutable key; the value may be `MISSING`."""
         self._note(self._items, holder, key, value)
 
     def _note(self, known: dict[int, Any], holder: Any, key: Any, value: Any) -> None:
@@ -70,38 +70,38 @@ class FlatGuards:
             self._add(value)
 
     def read_content(self, holder: Any, items: tuple[Any, ...]) -> None:
-        """Notes everything in a container."""
+        """Guards all items of a container."""
         if id(holder) not in self._contents:
             self._contents[id(holder)] = holder, items
             for item in items:
                 self._add(item)
 
     def read_cell(self, cell: Any, value: Any) -> None:
-        """Notes the content of a cell."""
+        """Guards the content of a cell."""
         if id(cell) not in self._cells:
             self._cells[id(cell)] = cell, value
             self._add(value)
 
     def read_computed(self, holder: Any, name: str, value: Any) -> None:
-        """Notes what `getattr` gives, where that runs nobody's code."""
+        """Guards the result of `getattr`, for attributes that run no Python code."""
         if (id(holder), name) not in self._computed:
             self._computed[id(holder), name] = holder, name, value
             self._add(value)
 
     def read_array(self, array: Any) -> None:
-        """Notes the numbers in an array."""
+        """Guards the contents of an array."""
         if id(array) not in self._arrays:
             self._arrays[id(array)] = array, array.copy()
             self._add(None)
 
     def ran(self, function: Any) -> None:
-        """Notes the code and the defaults of a function."""
+        """Guards the code and defaults of a function."""
         if id(function) not in self._functions:
             self._functions[id(function)] = function
             self._add(None)
 
     def looked_up(self, kind: type) -> None:
-        """Notes a class in which, or in whose bases, a name has been looked up."""
+        """Guards a class in which, or in whose bases, a name was looked up."""
         self._classes.setdefault(id(kind), kind)
 
     def _add(self, value: Any) -> None:
@@ -112,7 +112,7 @@ class FlatGuards:
             self.tensors.add(id(value))
 
     def finish(self) -> None:
-        """Writes the guards down as one function.
+        """Generates the function that checks the guards.
 
         Raises:
           Refused: if a class has no version.
@@ -130,7 +130,7 @@ class FlatGuards:
             lines += [self._entry(key, value) for key, value in entries.items()]
         for cell, value in self._cells.values():
             if value is MISSING:
-                continue  # asking raises, as it did
+                continue  # reading it raises, as it did
             lines.append(self._is(f"{self._constant(cell)}.cell_contents", value))
         for function in self._functions.values():
             name = self._constant(function)
@@ -155,12 +155,12 @@ class FlatGuards:
         for kind in kinds.values():
             version = class_version(kind)
             if version is None:
-                continue  # it cannot be changed
+                continue  # immutable
             cell, value = version
             if not value:
                 raise Refused(f"the class {kind.__qualname__} keeps changing")
             lines.append(f"{self._constant(cell)}.value == {value}")
-            self._constant(kind)  # its version lives where it does
+            self._constant(kind)  # keeps the memory of its version alive
         self._holds = _written(lines, self._values)
 
     def _entry(self, key: Any, value: Any) -> str:
@@ -188,7 +188,7 @@ class FlatGuards:
 
 
 def parts_of(holder: Any, items: tuple[Any, ...]) -> list[tuple[str, tuple[Any, ...]]]:
-    """Returns how to iterate over what a container holds, and what that gives: a dictionary has keys and values."""
+    """Returns suffixes by which to iterate over a container, with the items: a dictionary has keys and values."""
     if isinstance(holder, dict):
         half = len(items) // 2
         return [("", items[:half]), (".values()", items[half:])]
@@ -196,14 +196,14 @@ def parts_of(holder: Any, items: tuple[Any, ...]) -> list[tuple[str, tuple[Any, 
 
 
 def items_of(holder: Any) -> tuple[Any, ...]:
-    """Returns what a container holds."""
+    """Returns the items of a container; of a dictionary, keys and values."""
     if isinstance(holder, dict):
         return (*dict.keys(holder), *dict.values(holder))
     return tuple(holder)
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Returns whether one value may stand for another one: the same, or equal and of a kind that never changes."""
+    """Returns whether two values are interchangeable: identical, or equal and immutable."""
     if one is other:
         return True
     if type(one) is not type(other):
@@ -214,7 +214,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def _written(lines: list[str], values: dict[str, Any]) -> Callable[[], bool]:
-    # CPython compiles a chain of some thousand `and`s recursively; a statement each is as fast.
+    # Not one expression: CPython compiles a chain of some thousand `and`s recursively. Statements are as fast.
     body = "".join(f"    if not ({line}): return False\n" for line in lines)
     space = dict(values)
     parameters = ", ".join(f"{name}={name}" for name in values)
@@ -224,5 +224,5 @@ def _written(lines: list[str], values: dict[str, Any]) -> Callable[[], bool]:
 
 
 def is_small(array: np.ndarray[Any, Any]) -> bool:
-    """Returns whether an array's numbers may be compared on every call."""
+    """Returns whether an array is small enough to compare on every call."""
     return type(array) is np.ndarray and array.size <= tuning.watched_array and array.dtype.kind in "biufcSU"

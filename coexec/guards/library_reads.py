@@ -1,15 +1,14 @@
-"""Library reads: what a library call's Python may have read, and whether that is still the same.
+"""Library reads: the state that a library call's Python may have read, with a check that it is unchanged.
 
-A memoized call is valid while the objects that its Python has read are as they were. Writes through `__setattr__` of
-Keras' classes are heard of at once (`tracer.effects`); all others are found here: attributes written past that,
-containers and arrays changed in place, functions and other globals replaced in a library's modules, attributes of
-classes. What has been read follows from the code that has run: it can reach an attribute or a global only by a name
-that stands in it. Names that are computed go unseen.
+A memoized call is valid while the objects that its Python has read are unchanged. Writes through `__setattr__` of
+Keras' classes invalidate it at once (`tracer.effects`); all others are detected here: attributes written otherwise,
+containers and arrays changed in place, functions and other globals replaced in a library's modules, class attributes.
+What was read is inferred from the code that ran: it can reach an attribute or a global only by a name that it contains.
+Computed names are missed.
 
-All that is one or two looks at memory before each call (`tracer.memory`): 0.4 to 1 us in a tight loop for 10 to 120
-objects. Only where a word differs, what it belongs to is compared by what it holds: most writes change nothing, or
-nothing that counts. Modules that libraries are built on are left out, and so are the functions themselves: there are
-hundreds of either behind each call.
+The check is one or two reads of memory before each call (`tracer.memory`): 0.4 to 1 us in a tight loop for 10 to 120
+objects. Only if a word differs, its object's contents are compared: most writes change nothing relevant. Modules that
+libraries are built on are excluded, and so are functions themselves: there are hundreds of either behind each call.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ from tracer.op import same
 from tracer.private import EagerTensor, KerasNode, keras_tracking
 
 _SCALARS = (int, float, complex, bool, str, bytes, type(None))
-_NEVER = object()  # stands for what cannot be told from something else later: equal to nothing
+_NEVER = object()  # stands for what cannot be compared later: equal to nothing
 
-# What refers to nothing that could hold it in turn.
+# Types whose instances refer to nothing that could refer back to them.
 _ENDS = (
     *_SCALARS, type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, np.generic, EagerTensor, tf.DType,
     tf.TensorShape,
@@ -44,25 +43,25 @@ _ENDS = (
 
 _HOLD_NOTHING = (*_ENDS, np.ndarray)
 
-# What is not looked into: functions; variables, whose values are operations'; what Keras knows of an object's
-# attributes beside them, and of the graph of a functional model, which stays as it was made.
+# Types that are not traversed: functions; variables, whose values only operations read; Keras' trackers of attributes;
+# the graph of a functional model, which never changes.
 _ALONE = (
     *_ENDS, types.FunctionType, tf.Variable, keras.Variable, keras.KerasTensor, KerasNode, keras_tracking.Tracker,
 )  # fmt: skip
 
-# Modules whose globals are not looked at, as each costs as much as an object: what libraries are built on, and ours.
+# Modules whose globals are not checked, as each costs as much as an object: foundations of the libraries, and ours.
 _UNREAD = frozenset({*sys.stdlib_module_names, "coexec", "ml_dtypes", "numpy", "optree", "tracer"})
 _INSIDE = ("tensorflow.python.", "tensorflow.core.", "tensorflow.compiler.")
 
 _memory = memory.MEMORY
 _names: dict[int, tuple[types.CodeType, frozenset[str]]] = {}  # by code's id
-_modules: dict[int, tuple[dict[str, Any], int, dict[str, dict[str, Any]]]] = {}  # by id of globals, and their version
-# Entries of modules, which many calls share, and the versions of the globals at which they were seen to agree.
+_modules: dict[int, tuple[dict[str, Any], int, dict[str, dict[str, Any]]]] = {}  # by id of globals, with their version
+# Entries of modules, shared by many calls, with the versions of the globals at which they last agreed.
 _spaces: dict[tuple[int, tuple[str, ...]], tuple[_Entry, int]] = {}
 
 
 def names_in(code: types.CodeType) -> frozenset[str]:
-    """Returns the names by which code may reach attributes and globals: its own, and those among its constants."""
+    """Returns the names by which code may reach attributes and globals, including its string constants."""
     known = _names.get(id(code))
     if known is None:
         if len(_names) > tuning.max_known_codes:
@@ -80,7 +79,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 class _Entry:
-    """One object: where its words are, and what it held."""
+    """One object: the addresses of its words, and its contents."""
 
     __slots__ = ("bodies", "heads", "held", "kind", "names", "reference")
 
@@ -90,12 +89,12 @@ class _Entry:
         self.held: list[Any] | None = None
 
     def note(self, holder: Any, kept: Any) -> None:
-        """Notes what the object holds; `kept`: the ids of containers that stay alive as long as this."""
+        """Stores the object's contents; `kept`: ids of containers that live as long as this."""
         values = _VALUES[self.kind](holder, self.names)
         self.held = None if values is None else [_form(value, kept) for value in values]
 
     def agrees(self, holder: Any) -> bool:
-        """Returns whether the object holds what it held, as far as that was read; its words are looked up anew."""
+        """Returns whether the contents that were read are unchanged; if so, updates the words' addresses."""
         held, values = self.held, _VALUES[self.kind](holder, self.names)
         if held is None or values is None or len(held) != len(values) or not all(map(_is, held, values)):
             return False
@@ -104,21 +103,21 @@ class _Entry:
 
 
 class LibraryReads:
-    """What one call's Python may have read; `hold()` tells whether it is all the same now."""
+    """What one call's Python may have read; `hold()` checks that it is unchanged."""
 
     def __init__(self, roots: list[Any], ran: Iterable[tuple[types.CodeType, dict[str, Any]]],
                  contents: Contents) -> None:  # fmt: skip
-        """`ran`: the code that has run, with its globals; `contents`: what can be reached from the roots.
+        """`ran`: the code that ran, with its globals; `contents`: the objects reachable from the roots.
 
-        The roots are not kept alive.
+        Does not keep the roots alive.
         """
         self._entries: list[_Entry] = []
-        self._dead: list[Any] = []  # references to objects that have come to their ends
+        self._dead: list[Any] = []  # references to objects that have been freed
         if memory.KNOWN:
             self._back = _leading_to(set(map(id, roots)), contents)
             ran = list(ran)
             self._names = frozenset().union(*(names_in(code) for code, _ in ran))
-            # Each call writes to these classes itself, as it replaces the entry points of TensorFlow's runtime.
+            # Excluded, as each call patches them: the entry points of TensorFlow's runtime.
             self._seen: dict[int, Any] = {id(target): target for target in intercept.targets()}
             self._kept: set[int] = set()
             self._reach(roots)
@@ -130,10 +129,10 @@ class LibraryReads:
         self._lay_out()
 
     def hold(self) -> bool:
-        """Returns whether everything is what it was."""
+        """Returns whether everything is unchanged."""
         if self._dead:
             return False
-        # The second look is into what the first one has found to be there.
+        # The addresses of the second read are valid only if the first one agrees.
         if _memory[self._heads].tobytes() == self._head_words and (
             self._bodies is None or _memory[self._bodies].tobytes() == self._body_words
         ):
@@ -151,8 +150,8 @@ class LibraryReads:
         self._body_words = b"" if self._bodies is None else memory.words(self._bodies)
 
     def _agree(self) -> bool:
-        """Compares what has other words than before by what it holds, and takes the words from then on."""
-        for _ in range(4):  # another thread may go on writing
+        """Compares the contents of objects whose words changed; if they agree, adopts the new words."""
+        for _ in range(4):  # another thread may be writing
             heads, bodies = memory.words(self._heads), self._body_words
             touched = self._touched(self._head_words, heads, self._head_ends)
             if not touched and self._bodies is not None:
@@ -180,20 +179,20 @@ class LibraryReads:
         changed = np.flatnonzero(np.frombuffer(before, np.uint64) != np.frombuffer(now, np.uint64))
         return [self._entries[number] for number in np.unique(np.searchsorted(ends, changed, "right"))]
 
-    # What is looked at.
+    # Collecting.
 
     def _add(self, kind: str, holder: Any, names: Any = None) -> None:
         try:
             reference: Any = weakref.ref(holder, self._dead.append)
         except TypeError:
             if id(holder) in self._back:
-                return  # it would keep alive what the call belongs to
+                return  # a strong reference would keep the roots alive
             self._kept.add(id(holder))
             reference = functools.partial(_itself, holder)
         self._entries.append(_Entry(kind, holder, names, reference))
 
     def _reach(self, roots: Iterable[Any]) -> None:
-        """Notes what can be reached from objects by names that the code knows."""
+        """Collects what is reachable from objects by names in the code."""
         ahead = deque(roots)
         while ahead:
             holder = ahead.popleft()
@@ -241,7 +240,7 @@ class LibraryReads:
             self._add("class", kind)
 
     def _look_into_modules(self, ran: list[tuple[types.CodeType, dict[str, Any]]]) -> None:
-        """Notes the globals that the libraries' code asks for, and what it asks of modules among them."""
+        """Collects the globals that libraries' code reads, and what it reads of modules among them."""
         asked: dict[int, tuple[dict[str, Any], set[str], dict[str, dict[str, Any]], bool]] = {}
         ahead = deque((space, names_in(code)) for code, space in ran if not is_programs(code, space))
         while ahead:
@@ -267,11 +266,11 @@ def _is_read(space: dict[str, Any]) -> bool:
 
 
 def _modules_in(space: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns the globals of the modules among some globals, by name; most globals are asked for again and again."""
+    """Returns the globals of the modules among some globals, by name; cached by version."""
     version = memory.word(*memory.dict_places(space))
     known = _modules.get(id(space))
     if known is None or known[1] != version:
-        # Asked for its class, a lazy module would be imported.
+        # By type, as reading `__class__` would import a lazy module.
         found = {name: vars(v) for name, v in list(space.items()) if issubclass(type(v), types.ModuleType)}
         if len(_modules) > tuning.max_known_codes:
             _modules.clear()
@@ -288,7 +287,7 @@ def _space_entry(space: dict[str, Any], names: tuple[str, ...]) -> _Entry:
             _spaces.clear()
         entry = _Entry("space", space, names, functools.partial(_itself, space))
         entry.note(space, _ALL)
-    _spaces[key] = entry, version  # read before the globals were: what is written meanwhile is looked at again
+    _spaces[key] = entry, version  # the version was read first, so a write in between is checked again
     return entry
 
 
@@ -297,7 +296,7 @@ def _itself(holder: Any) -> Any:
 
 
 def _leading_to(anchors: set[int], contents: Contents) -> set[int]:
-    """Returns the ids of what holds an anchor, at any remove, or something of which nobody knows what it holds."""
+    """Returns the ids of objects that hold an anchor, directly or indirectly, or something opaque."""
     holders: dict[int, list[int]] = {}
     found = set(anchors)
     for key, (_, _, values) in contents.items():
@@ -321,11 +320,11 @@ def _is_open(value: Any) -> bool:
     return type(value) is types.FunctionType and value.__closure__ is None
 
 
-# What is compared, by kind: the places of words, those of words that are good while the first are the same, contents.
+# By kind: the addresses of words, the addresses of words that are valid while the first ones are unchanged; contents.
 
 
 def _instance_places(holder: Any) -> tuple[list[int], list[int]]:
-    # A dict whose owner gets another one is gone, but not so its memory, but for the rarest of cases.
+    # If an instance's dict is replaced, the old one is freed, but its memory almost always stays readable.
     return [memory.slot_of(holder) or id(holder), *memory.dict_places(holder.__dict__)], []
 
 
@@ -344,7 +343,7 @@ def _few(values: list[Any]) -> list[Any] | None:
     return values if len(values) <= 2 * tuning.max_watched_items else None
 
 
-# None: whatever is written counts.
+# None: any write counts.
 _VALUES: dict[str, Callable[[Any, Any], list[Any] | None]] = {
     "instance": lambda holder, names: [part for item in holder.__dict__.items() if item[0] in names for part in item],
     "space": lambda holder, names: [holder.get(name, _NEVER) for name in names],
@@ -365,7 +364,7 @@ _ALL = _Everything()
 
 
 def _form(value: Any, kept: Any) -> tuple[str, Any]:
-    """Returns what tells later whether a value is another one, and does not keep it alive."""
+    """Returns a form by which `_is` recognizes a value later, without keeping the roots alive."""
     if issubclass(type(value), (*_SCALARS, np.generic)):
         return "value", value
     if type(value) is tuple:
@@ -378,7 +377,7 @@ def _form(value: Any, kept: Any) -> tuple[str, Any]:
         return "itself", value
     if id(value) in kept:
         return "id", id(value)
-    # It leads back to what the call belongs to, which it would keep alive.
+    # It leads back to the roots, which a strong reference would keep alive.
     return "place", (id(value), type(value), _ids_in(value))
 
 

@@ -1,4 +1,4 @@
-"""Purity: functions that only compute, values that never change, and attributes that no code computes."""
+"""Pure calls: functions that only compute, immutable values, and attributes that no code computes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tracer.answers import answered
 from tracer.errors import Refused
 from tracer.library import behind
 
-# Python's own functions of numbers and containers. (`min`, `max` and `sum` ask tensors for their truth, or add them up;
-# the first is refused there, the second is what they do.)
+# Builtins on numbers and containers. (`min` and `max` read the truth values of tensors, which is refused there; `sum`
+# adds tensors, which is an operation.)
 BUILTINS = frozenset({abs, len, range, min, max, sum, enumerate, zip, reversed, tuple, list, isinstance, round, divmod,
                       pow, any, all, slice, int, float, bool})  # fmt: skip
 
-# Where TensorFlow's public functions are defined that compute and do nothing else. What they issue is looked at
-# besides: operations with effects, and random ones, are refused.
+# Modules that define TensorFlow's public functions that only compute. The operations that they issue are checked, too:
+# stateful and random ones are refused.
 _COMPUTING = frozenset(
     f"tensorflow.python.ops.{name}"
     for name in """
@@ -32,13 +32,13 @@ _COMPUTING = frozenset(
 _KERAS = ("keras.src.ops.numpy", "keras.src.ops.nn", "keras.src.ops.math", "keras.src.activations.")
 _MODULES = (tf, tf.math, tf.nn, tf.linalg, tf.bitwise)
 
-# Of those: what runs Python of the caller's, or means something else in a graph.
+# Exceptions: those that run the caller's Python, or mean something else in a graph.
 _OTHERWISE = frozenset({"recompute_grad", "custom_gradient", "get_static_value", "gradients"})
 
 
 @functools.cache
 def _computing() -> dict[int, Any]:
-    """Returns TensorFlow's functions that only compute, by id; they live as long as their modules."""
+    """Returns TensorFlow's functions that only compute, by id (they live as long as their modules)."""
     found: dict[int, Any] = {}
     answers = {id(door): function for _, function, door in answered()}
     for module in _MODULES:
@@ -53,7 +53,7 @@ def _computing() -> dict[int, Any]:
 
 
 def is_computing(function: Any) -> bool:
-    """Returns whether a function computes a result from its arguments, and does nothing else."""
+    """Returns whether a function only computes a result from its arguments."""
     if isinstance(function, types.BuiltinFunctionType):
         return function in BUILTINS or vars(math).get(function.__name__) is function
     if isinstance(function, type):
@@ -62,12 +62,12 @@ def is_computing(function: Any) -> bool:
     if isinstance(function, types.FunctionType) and module.startswith(_KERAS):
         return True
     if isinstance(function, np.ufunc):
-        return getattr(np, function.__name__, None) is function  # `np.frompyfunc` makes others of Python
+        return getattr(np, function.__name__, None) is function  # not one by `np.frompyfunc`
     return id(function) in _computing()
 
 
 def takes_tensors(function: Any) -> bool:
-    """Returns whether Python's whole numbers are int32 tensors to a function."""
+    """Returns whether a function converts Python integers to int32 tensors."""
     return id(function) in _computing()
 
 
@@ -75,21 +75,21 @@ _PLAIN = frozenset({int, float, bool, complex, str, bytes, type(None)})
 
 
 def is_number(value: Any) -> bool:
-    """Returns whether this is a value that never changes, of a type that nobody else has derived from."""
+    """Returns whether a value is immutable and compared by value."""
     return type(value) in _PLAIN or isinstance(value, (np.generic, tf.DType, tf.TensorShape))
 
 
 def plain_attribute(owner: Any, name: str) -> Any:
-    """Returns an attribute that nothing computes: of an object's dictionary, its class, or a module."""
+    """Returns an attribute stored in an object, its class, or a module; raises `Refused` if code computes it."""
     found: Any
     if isinstance(owner, types.ModuleType):
         if name not in vars(owner) and not owner.__name__.startswith(("tensorflow", "keras")):
             raise Refused(f"{owner.__name__} computes {name!r}")
         try:
-            return getattr(owner, name)  # TensorFlow's modules load parts of themselves when they are asked for
+            return getattr(owner, name)  # TensorFlow's modules load parts of themselves lazily
         except AttributeError:
             raise Refused(f"{owner.__name__} has no {name!r}") from None
-    if type(owner) is type:  # a class: what it says itself, or one that it derives from
+    if type(owner) is type:  # a class: its own attribute, or a base's
         found = next((vars(base)[name] for base in owner.__mro__ if name in vars(base)), None)
         if found is None or hasattr(type(found), "__get__"):
             raise Refused(f"attribute {name!r} of {owner.__qualname__} is computed")

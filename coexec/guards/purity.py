@@ -1,9 +1,8 @@
-"""Proofs: that all code of the program's that runs inside of a call does nothing but compute.
+"""Purity proofs: that all of the program's code that runs inside a call only computes.
 
-Each function that runs must have the source of one that only computes (`tracer.forms`), whatever path it takes, and
-call only what is known to compute, library calls whose effects are watched, and other such functions. What all of them
-look at is noted (`premises`). Who is called depends on that, and on the arguments: while these are the same, nobody
-else is.
+By its source, each function that runs must only compute on every path (`tracer.forms`), and call only functions known
+to compute, library calls whose effects are observed, and other such functions. What they read is guarded (`premises`).
+That and the arguments determine which functions are called: while they are unchanged, no other ones are.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from tracer.private import EagerTensor
 
 _BUILTINS = frozenset({*BUILTINS, sorted, callable, iter, issubclass})
 
-# Where functions are defined that do nothing to Python that could not be watched, beside those that only compute.
+# Modules whose functions have no unobservable effects on Python state, besides those that only compute.
 _MODULES = (
     "keras.src.ops.", "keras.src.activations.", "keras.src.losses.losses", "keras.src.random.random",
     *(f"tensorflow.python.ops.{name}" for name in (
@@ -33,12 +32,12 @@ _MODULES = (
 )  # fmt: skip
 _OTHERWISE = frozenset({"recompute_grad", "custom_gradient", "gradients", "py_function", "numpy_function"})
 
-# Types of which all methods compute, or change nothing but the object, which forms have looked at.
+# Types whose methods only compute, or mutate only the object, which `forms` has checked.
 _PLAIN = (list, tuple, dict, str, bytes, int, float, complex, range, EagerTensor, LazyTensor)
 
 
 def allowed(function: Any) -> bool:
-    """Returns whether code that only computes may call a function of Python's or a library's."""
+    """Returns whether pure code may call this function of Python or a library."""
     if isinstance(function, types.BuiltinFunctionType):
         holder = function.__self__
         if holder is None or type(holder) is types.ModuleType:
@@ -52,7 +51,7 @@ def allowed(function: Any) -> bool:
 
 
 class PurityProof:
-    """Of one call; `reason` says why there is none."""
+    """The purity proof of one call; `reason` says why it failed."""
 
     def __init__(self, function: Any, given: list[Any]) -> None:
         self.reason: str | None = None
@@ -61,33 +60,33 @@ class PurityProof:
         self._pure = is_pure(function)
         if self._pure:
             self.premises.functions[id(function.__code__)] = {id(function): function}
-        self._codes: dict[int, Any] = {}  # of the functions that ran, and of what is inside of them
-        self._methods: set[int] = set()  # of them, those of methods
-        self._noted: set[int] = set()  # the ids of functions that were noted
-        self._kinds: set[tuple[int, int]] = set()  # the ids of codes and classes whose methods were
-        # The codes of functions that are made in the call, with the variables that they share with which others.
+        self._codes: dict[int, Any] = {}  # of the functions that ran, and nested ones
+        self._methods: set[int] = set()  # ids of those that are methods
+        self._noted: set[int] = set()  # ids of functions already guarded
+        self._kinds: set[tuple[int, int]] = set()  # ids of codes and classes whose decorated methods were
+        # The codes of functions created in the call, with the variables that they share with their makers' codes.
         self._made: dict[int, tuple[Any, tuple[str, ...], Any]] = {}
 
     def start(self, refuse: Callable[[str], None]) -> None:
-        """The observer asks for all that this needs to know."""
+        """Does nothing: the observer calls `admits` for each frame."""
 
     def stop(self) -> None:
-        """As above."""
+        """Does nothing, likewise."""
 
     suspend = resume = stop
 
     @property
     def asks(self) -> dict[int, Any]:
-        """The codes, by id, of which `admits_call` is to be asked; their number grows during the call."""
+        """The codes, by id, for which to call `admits_call`; grows during the call."""
         return self._codes
 
     @property
     def is_needed(self) -> bool:
-        """Whether code of the program's has run."""
+        """Whether any of the program's code has run."""
         return bool(self._codes)
 
     def admits(self, frame: types.FrameType) -> bool:
-        """Returns whether a function of the program's that is about to run does nothing but compute."""
+        """Returns whether a function of the program that is about to run only computes; sets `reason` if not."""
         code = frame.f_code
         try:
             if id(code) not in self._codes:
@@ -105,21 +104,21 @@ class PurityProof:
                     self._note(function, forms_of(code, frame.f_globals))
             if id(code) in self._methods:
                 self.premises.add_object(frame.f_locals[code.co_varnames[0]])
-        except (Refused, Exception) as refused:  # whatever objects do that are looked at, the program must not hear it
+        except (Refused, Exception) as refused:  # errors of inspected objects must not reach the program
             self.reason = f"{code.co_name} may do more than compute: {refused}"
             return False
         return True
 
     @staticmethod
     def _decorated(frame: types.FrameType) -> tuple[int, int]:
-        """Returns the ids of the code, and of whose method it may be: what one decorator returns has one code."""
+        """Returns the ids of the code and of the instance's class: all results of a decorator share one code."""
         code = frame.f_code
         return id(code), id(type(frame.f_locals.get(code.co_varnames[0]))) if code.co_argcount else 0
 
     def _is_made_here(self, frame: types.FrameType) -> bool:
-        """Returns whether a function can only be one that was made in this call, and not one like it from before.
+        """Returns whether a function must have been created in this call, not one of the same code from before.
 
-        Code that only computes calls it, whose other functions are all noted, and it shares what is there now.
+        That is so if pure code calls it, whose other functions are all guarded, and it shares that code's variables.
         """
         _, shared, maker = self._made[id(frame.f_code)]
         around = frame.f_back
@@ -132,7 +131,7 @@ class PurityProof:
         return all(frame.f_locals.get(name, frame) is around.f_locals.get(name, frame) for name in shared)
 
     def admits_call(self, frame: types.FrameType, function: Any) -> bool:
-        """Returns whether a frame may call a function that is not written in Python."""
+        """Returns whether a frame may call a C function; sets `reason` if not."""
         if id(frame.f_code) not in self._codes or allowed(function) or function is getattr or function is hasattr:
             return True
         self.reason = f"{frame.f_code.co_name} calls {function.__qualname__}"
@@ -154,13 +153,13 @@ class PurityProof:
         found = list(self.premises.functions.get(id(code), {}).values())
         if code.co_argcount:
             for base in type(frame.f_locals.get(code.co_varnames[0])).__mro__:
-                for name, value in vars(base).items():  # a decorated method has the name that the class gives it
+                for name, value in vars(base).items():  # a decorated method goes by its name in the class
                     method = _plain(value)
                     if type(method) is types.FunctionType and method.__code__ is code:
                         self._methods.add(id(code))
                         self.premises.ask({name})
                         found.append(method)
-        if not found:  # a function that an object holds, perhaps
+        if not found:  # perhaps a function held by an object
             self.premises.look_further()
             found = list(self.premises.functions.get(id(code), {}).values())
         if not found:
@@ -168,10 +167,10 @@ class PurityProof:
         return found
 
     def end(self) -> tuple[StateGuards, list[Any], list[Any]]:
-        """Returns what the functions have looked at, and the variables and Keras' objects among that.
+        """Returns the guards of what the functions have read, and the variables and Keras objects among that.
 
         Raises:
-          Refused: if that cannot be compared with what it will be later.
+          Refused: if something cannot be guarded.
         """
         try:
             self._look_at_all()
@@ -202,7 +201,7 @@ Contents = dict[int, tuple[int, ...]]
 
 
 def containers_in(value: Any, found: Contents | None = None) -> Contents:
-    """Returns by id the lists, tuples and dicts among arguments, with the ids of what they hold."""
+    """Returns the lists, tuples and dicts among arguments by id, with the ids of their items."""
     found = {} if found is None else found
     if isinstance(value, (list, tuple, dict)) and id(value) not in found:
         items = list(value.values()) if isinstance(value, dict) else list(value)
@@ -213,7 +212,7 @@ def containers_in(value: Any, found: Contents | None = None) -> Contents:
 
 
 def is_shared(result: Any, given: Contents) -> bool:
-    """Returns whether a result holds a container twice, or one that was given: passed over, there would be copies."""
+    """Returns whether a result holds a container twice, or one passed as an argument: a skipped call would copy it."""
     seen: set[int] = set()
 
     def shared(value: Any) -> bool:

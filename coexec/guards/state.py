@@ -1,9 +1,9 @@
-"""Premises: what code of the program's that only computes looks at around it, and whether that is still the same.
+"""State guards: the surrounding state that pure code of the program reads, with a check that it is unchanged.
 
-Given the same, such code does the same. So everything is looked up again before its Python is passed over: numbers
-count by value, objects, variables and functions by identity, lists and dicts by what they hold, classes by what they
-say of the names that are asked for. Nothing of it is kept alive. The look-ups are written down as one Python function,
-which takes 20 to 50 ns for each, and 1.4 us for a cell that looks at 25 things.
+With the same state, such code does the same. So before its Python is skipped everything is looked up again: numbers are
+compared by value, objects, variables and functions by identity, lists and dicts by contents, classes by their entries
+for the names read. Nothing is kept alive. The check is one generated function, which takes 20 to 50 ns a guard, and 1.4
+us for a cell that reads 25 things.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from tracer.private import EagerTensor
 
 LOOKED_AT = "what the program's code in it looks at"
 
-# Where those lists and dicts come from that Keras and TensorFlow make of an object's: they hold the same.
+# Modules of the lists and dicts by which Keras and TensorFlow replace an object's own, with the same contents.
 _TRACKING = ("keras.src.utils.tracking", "tensorflow.python.trackable.data_structures")
 _MISSING = object()
 
-# Classes that may be named: to make values of Python's own, to ask what something is, to raise.
+# Classes that code may name: to make Python values, for `isinstance`, to raise.
 _CLASSES = frozenset({
     int, float, bool, complex, str, bytes, list, tuple, dict, range, enumerate, zip, reversed, slice, map, filter,
     super, object, tf.Tensor, tf.Variable, keras.Variable, tf.TensorShape, tf.DType, tf.IndexedSlices, type(None),
@@ -46,40 +46,40 @@ _CLASSES = frozenset({
 
 
 class StateGuards:
-    """What was looked at; `hold()` tells whether it is all the same now."""
+    """Guards of what was read; `hold()` checks them."""
 
     def __init__(self, allowed: Callable[[Any], bool]) -> None:
-        self.functions: dict[int, dict[int, Any]] = {}  # the program's, by the ids of their codes, and their own
-        self._allowed = allowed  # whether a function that is not the program's may be called
+        self.functions: dict[int, dict[int, Any]] = {}  # the program's, by id of their code and their own id
+        self._allowed = allowed  # whether other functions may be called
         self._lines: list[str] = []
         self._values: dict[str, Any] = {"M": _MISSING, "same": same}
         self._names: dict[int, str] = {}  # of objects and containers, by id
-        self._kept: list[Any] = []  # while it is written
-        # Those of the program's, with the names that were looked up, and those that were looked for.
+        self._kept: list[Any] = []  # keeps objects alive until `finish`
+        # The program's objects, with the names looked up, and the optional names looked up.
         self._objects: list[tuple[str, Any, set[str], set[str]]] = []
-        self._looked: set[int] = set()  # the ids of these
+        self._looked: set[int] = set()  # their ids
         self._classes: dict[int, tuple[str, Any, set[str]]] = {}
         self._asked: set[str] = set()
         self._optional: set[str] = set()
         self._holds: Callable[[], bool] | None = None
-        self.tensors: set[int] = set()  # the ids of those among what was looked at, as it is written
+        self.tensors: set[int] = set()  # ids of the tensors among what was read
 
     def hold(self) -> bool:
-        """Returns whether everything is what it was."""
+        """Returns whether all guards hold."""
         try:
             return self._holds is not None and self._holds()
         except (AttributeError, LookupError, TypeError, ValueError, RuntimeError):
             return False
 
-    # What is written down.
+    # Adding guards.
 
     def add_object(self, value: Any) -> None:
-        """Notes an object that the code is given."""
+        """Guards an object passed to the code."""
         if id(value) not in self._names:
             self._check(self._by_reference(value), value)
 
     def add_function(self, function: Any) -> None:
-        """Notes a function of the program's that ran: its code, its defaults, and what it shares with others."""
+        """Guards a function of the program that ran: code, defaults and closure."""
         name = self._by_reference(function)
         self._line(f"{name}.__code__ is {self._constant(function.__code__)}")
         for part in ("__defaults__", "__kwdefaults__"):
@@ -87,22 +87,25 @@ class StateGuards:
             self._check(place, getattr(function, part))
         for number, cell in enumerate(function.__closure__ or ()):
             value = _content(cell)
-            if value is _MISSING:  # a name that no path has needed so far; it raises where one does
+            if value is _MISSING:  # unbound so far; reading it raises
                 continue
             place = self._let(f"{name}.__closure__[{number}].cell_contents")
-            if type(value) is types.ModuleType:  # what is asked of it is looked up, too
+            if type(value) is types.ModuleType:  # attributes read of it have their own guards
                 self._line(f"{place} is {self._constant(value)}")
             else:
                 self._check(place, value)
 
     def add_chain(self, function: Any, chain: tuple[str, ...], called: bool = False, kind: bool = False) -> None:
-        """Notes a name that is not the function's own, and attributes asked of it in a row.
+        """Guards a nonlocal name of a function, and a chain of attributes of it.
 
         Args:
-          function: the function of the program's that asks.
-          chain: the name, and the attributes; a module that it imports has a name that begins with `import `.
-          called: whether it does nothing but call what it finds: then each call of it is seen.
-          kind: whether it asks nothing but what is an instance of that.
+          function: the function of the program that reads it.
+          chain: the name, and the attributes; for an imported module, the name begins with `import `.
+          called: whether it is only called: then each call is observed.
+          kind: whether it is only used for `isinstance`.
+
+        Raises:
+          Refused: if it cannot be guarded.
         """
         name, *attributes = chain
         free = function.__code__.co_freevars
@@ -131,23 +134,23 @@ class StateGuards:
             value = plain_attribute(value, attribute)
             place = self._let(f"{place}.{attribute}")
         if value is _MISSING:
-            return  # raises where a path comes to it
+            return  # reading it raises
         if issubclass(type(value), types.ModuleType):
             raise Refused(f"it keeps the module {chain[-1]}")
         builtin = type(value) is types.BuiltinFunctionType and type(value.__self__) is types.ModuleType
-        asks = (value is getattr or value is hasattr) and chain in _ASKING  # for names that are written down
+        asks = (value is getattr or value is hasattr) and chain in _ASKING  # for literal names
         if asks or (called and builtin) or (kind and isinstance(value, type) and _is_told_by_type(value)):
             self._line(f"{place} is {self._constant(value)}")
         else:
             self._check(place, value)
 
     def ask(self, names: Any, optional: Any = ()) -> None:
-        """Notes the names of attributes that the code asks for, and those that may be missing."""
+        """Adds names of attributes that the code reads, and of those that may be missing."""
         self._asked |= set(names)
         self._optional |= set(optional)
 
     def look_further(self) -> None:
-        """Looks up all attributes that may have been asked for."""
+        """Guards all attributes of known objects that may have been read, until there are no new ones."""
         while any(self._asked - seen or self._optional - sought for _, _, seen, sought in self._objects):
             for place, value, seen, sought in list(self._objects):
                 names, missing = sorted(self._asked - seen), sorted(self._optional - sought)
@@ -159,7 +162,7 @@ class StateGuards:
                     self._absence(place, value, name)
 
     def finish(self) -> tuple[list[Any], list[Any]]:
-        """Writes the look-ups down; returns the variables among what was looked at, and Keras' objects."""
+        """Generates the check; returns the variables and Keras objects among what was read."""
         self.tensors = {id(v) for v in self._kept if type(v) is EagerTensor}
         variables = [v for v in self._kept if issubclass(type(v), _VARIABLES)]
         objects = [v for v in self._kept if issubclass(type(v), _KERAS)]
@@ -169,7 +172,7 @@ class StateGuards:
         self._kept, self._names, self._objects, self._classes, self.functions = [], {}, [], {}, {}
         return variables, objects
 
-    # How.
+    # Generating.
 
     def _line(self, condition: str) -> None:
         if len(self._lines) >= tuning.max_lookups:
@@ -187,7 +190,7 @@ class StateGuards:
         return name
 
     def _by_reference(self, value: Any) -> str:
-        """Returns the name of an object that is looked up from nowhere else."""
+        """Returns the name of an object that is reached by a weak reference only."""
         name = self._names.get(id(value))
         if name is None:
             self._kept.append(value)
@@ -196,7 +199,7 @@ class StateGuards:
         return name
 
     def _is(self, place: str, value: Any) -> bool:
-        """Notes that a place holds an object; returns whether the object was known before."""
+        """Guards the identity of the object at a place; returns whether its attributes are guarded already."""
         known = self._names.get(id(value))
         if known is not None:
             if known != place:
@@ -211,7 +214,7 @@ class StateGuards:
         return False
 
     def _check(self, place: str, value: Any) -> None:
-        """Notes what a place holds, and looks into it: by its type, as objects may run code where they are asked."""
+        """Guards what a place holds, and its contents; goes by `type`, as `isinstance` may run the object's code."""
         kind = type(value)
         if kind.__flags__ & HEAP and not issubclass(kind, (*_KNOWN, *_KERAS)) and not _is_looked_up(kind):
             raise Refused(f"attributes of a {kind.__qualname__} are computed")
@@ -221,7 +224,7 @@ class StateGuards:
             constant = self._constant(value)
             self._line(f"{place} is {constant} or same({place}, {constant})")
         elif kind is range:
-            bounds = self._constant((value.start, value.stop, value.step))  # equal ranges may have others
+            bounds = self._constant((value.start, value.stop, value.step))  # equal ranges may differ in these
             self._line(f"type({place}) is range and ({place}.start, {place}.stop, {place}.step) == {bounds}")
         elif issubclass(kind, (list, tuple, dict)):
             self._container(place, value)
@@ -245,7 +248,7 @@ class StateGuards:
                 raise Refused(f"it may call {value.__qualname__}")
             self._line(f"{place} is {self._constant(value)}")
         elif issubclass(kind, _KERAS) and kind.__module__.startswith("keras."):
-            self._is(place, value)  # writes to it are heard of
+            self._is(place, value)  # writes to it are observed
         else:
             self._object(place, value)
 
@@ -269,7 +272,7 @@ class StateGuards:
         self._class_itself(place, kind)
 
     def _class_itself(self, place: str, kind: type) -> None:
-        """Notes a class of the program's, which may be asked for what instances are asked for, too."""
+        """Guards a class of the program, of which the same attributes may be read as of instances."""
         if not isinstance(kind, enum.EnumMeta) and not _is_looked_up(type(kind), type):
             raise Refused(f"attributes of {kind.__qualname__} are computed")
         if self._is(place, kind):
@@ -282,7 +285,7 @@ class StateGuards:
         kind = type(value)
         if kind in (list, tuple, dict) or kind.__module__ in _TRACKING:
             ours = True
-        else:  # a named tuple; others may mean something else by their items
+        else:  # a named tuple; others may define their own iteration
             ours = isinstance(value, tuple) and kind.__base__ is tuple and "__iter__" not in vars(kind)
         if not ours:
             raise Refused(f"it looks at a {kind.__qualname__}")
@@ -329,7 +332,7 @@ class StateGuards:
         self._looked.add(id(value))
 
     def _attribute(self, place: str, value: Any, name: str) -> None:
-        """Notes what an object of the program's has by a name, if anything."""
+        """Guards an attribute of an object of the program, or its absence."""
         if isinstance(value, type):
             self._class_attribute(value, name)
             return
@@ -341,7 +344,7 @@ class StateGuards:
         if found is not _MISSING:
             self._class_attribute(kind, name)
             if hasattr(type(found), "__set__"):
-                return  # goes before what the object holds
+                return  # a data descriptor takes precedence
         held = getattr(value, "__dict__", None)
         if type(held) is dict:
             if name in held:
@@ -350,7 +353,7 @@ class StateGuards:
                 self._line(f"{name!r} not in {place}.__dict__")
 
     def _silence(self, place: str, logger: logging.Logger, name: str) -> None:
-        """Notes that a logger, where it may be asked for this, does nothing with it."""
+        """Guards that this method of a logger does nothing at its level, or a plain attribute of it."""
         if name not in _LEVELS:
             if name in vars(logger) and is_number(vars(logger)[name]):
                 self._check(self._let(f"{place}.__dict__.get({name!r}, M)"), vars(logger)[name])
@@ -364,7 +367,7 @@ class StateGuards:
         self._line(f"{name!r} not in {place}.__dict__ and not {place}.isEnabledFor({_LEVELS[name]})")
 
     def _absence(self, place: str, value: Any, name: str) -> None:
-        """Notes that neither an object nor its class have anything by a name, if so."""
+        """Guards that neither an object nor its class have an attribute, if so."""
         if isinstance(value, (type, logging.Logger)) or name in getattr(value, "__dict__", {}):
             return
         self._class_attribute(type(value), name)
@@ -372,9 +375,9 @@ class StateGuards:
             self._line(f"{name!r} not in {place}.__dict__")
 
     def _class_attribute(self, kind: type, name: str) -> None:
-        """Notes what classes say of a name, as far as they are not a library's: `super()` asks all of them."""
+        """Guards a name in a class and its bases, except libraries': in all of them, as `super()` may read any."""
         if isinstance(kind, enum.EnumMeta) and (name in kind.__members__ or name in ("name", "value")):
-            return  # nobody can replace a member, nor what it is
+            return  # members are immutable
         place, _, seen = self._classes[id(kind)]
         if name in seen:
             return
@@ -400,11 +403,11 @@ class StateGuards:
 
 
 _MANAGER = contextlib.contextmanager(lambda: None).__code__  # type: ignore[arg-type, return-value]
-# The methods of loggers that do nothing below a level; `log` is told its level.
+# Logger methods that do nothing below a level; `log` takes its level as an argument.
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "exception": 40, "critical": 50, "log": 50}
 _ASKING = (("getattr",), ("hasattr",))
 _VARIABLES = (keras.Variable, tf.Variable)
-_NAMES = frozenset({str, bytes, int, bool, type(None)})  # keys that are the same if they are equal, and of one type
+_NAMES = frozenset({str, bytes, int, bool, type(None)})  # keys that are the same if equal and of one type
 _KNOWN = (list, tuple, dict, type, EagerTensor, LazyTensor, tf.DType, tf.TensorShape, np.generic, *_VARIABLES)
 _KERAS = (
     keras.layers.Layer, keras.losses.Loss, keras.metrics.Metric, keras.optimizers.Optimizer,
@@ -413,11 +416,11 @@ _KERAS = (
 )  # fmt: skip
 
 
-HEAP = 1 << 9  # classes that were made by a `class` statement
+HEAP = 1 << 9  # the flag of classes created by a `class` statement
 
 
 def is_object(value: Any) -> bool:
-    """Returns whether a value is one of the program's own, whose attributes tell all that it is."""
+    """Returns whether a value is a function, or an object of a plain class whose state is its attributes."""
     kind = type(value)
     if kind is types.FunctionType:
         return True
@@ -425,7 +428,7 @@ def is_object(value: Any) -> bool:
 
 
 def is_watched_object(value: Any) -> bool:
-    """Returns whether a value counts by identity where what it holds is watched."""
+    """Returns whether a value is compared by identity in a watched call, where reads of it are guarded."""
     kind = type(value)
     if kind is types.FunctionType or kind is types.ModuleType or isinstance(value, type):
         return True
@@ -433,19 +436,19 @@ def is_watched_object(value: Any) -> bool:
 
 
 def _is_told_by_type(kind: type) -> bool:
-    """Returns whether nobody's code decides what is an instance of a class of a library's."""
+    """Returns whether `isinstance` with this class of a library runs no code of the program."""
     meta: Any = type(kind)
     ours = kind.__module__.startswith(("keras.", "tensorflow.", "numpy", "builtins", "collections"))
     return ours and (meta.__instancecheck__ is type.__instancecheck__ or meta.__module__.startswith("tensorflow."))
 
 
 def _is_plain(kind: type) -> bool:
-    """Returns whether instances of a class hold nothing but attributes, which are looked up as Python does it."""
+    """Returns whether a class's instances consist of attributes only, found by Python's default lookup."""
     return _is_looked_up(kind) and not issubclass(kind, (list, tuple, dict, set, frozenset, np.ndarray))
 
 
 def _is_looked_up(kind: type, base: type = object) -> bool:
-    """Returns whether attributes of a class's instances are found as those of `base`'s are, by nobody's code."""
+    """Returns whether a class uses the attribute lookup of `base`, without `__getattr__`."""
     lookup: Any = kind.__getattribute__
     return lookup is base.__getattribute__ and not any("__getattr__" in vars(each) for each in kind.__mro__)
 

@@ -1,9 +1,9 @@
-"""Watch: one run of a call, observed opcode by opcode, to find what it reads and changes of what was there before it.
+"""Watch: one run of a call, observed opcode by opcode, to find which earlier state it reads and changes.
 
-A call that reads the same does the same: its code is deterministic but for what it reads, and what cannot be guarded
-(clocks, random states, files, what C code keeps to itself) is refused. Nothing is rewritten; the trace function looks
-at each instruction's operands on the value stack before it runs. TensorFlow's and Keras' own code is trusted where its
-arguments are plain values, and watched like the program's where they are objects of the program's.
+A call that reads the same does the same: its code is deterministic apart from what it reads, and what cannot be guarded
+(clocks, random states, files, internal state of C code) is refused. Code is not rewritten; the trace function inspects
+each instruction's operands on the value stack before it runs. TensorFlow's and Keras' own code is trusted if its
+arguments are plain values, and watched like the program's if they are objects of the program.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from tracer.twin import looks_at_frames
 from tracer.value_stack import function_of_frame, local, top
 
 _TRUSTED, _WATCHED, _ASKS, _OURS = "trusted", "watched", "asks", "ours"
-# Of the standard library: these ask what classes there are, and what methods they have.
+# Modules of the standard library that only inspect classes and their methods.
 _ASKING = frozenset({"abc", "typing", "_weakrefset", "collections.abc", "_collections_abc"})
-_PACKAGES = ("coexec.", "tracer.")  # also of what they generate
+_PACKAGES = ("coexec.", "tracer.")  # including generated code
 _FROZEN = "<frozen importlib"
 
 hooks.Hooks(
@@ -43,65 +43,65 @@ hooks.Hooks(
 
 
 class Watch:
-    """Of one call; `reason` says why what it reads and does cannot be known.
+    """Observes one call; `reason` says why its reads and effects cannot be known.
 
-    Used like a `PurityProof`. `original` returns the function behind a twin.
+    Has the interface of `PurityProof`. `original` returns the original of a twin.
     """
 
     is_needed = True
 
     def __init__(self, original: Callable[[Any], Any]) -> None:
         self.reason: str | None = None
-        self._refused: Callable[[str], None] | None = None  # hears of the first reason
+        self._refused: Callable[[str], None] | None = None  # called with the first reason
         self._state = WatchedState(original)
         self._calls = WatchedCalls(self._state)
         self.premises = self._state.guards
         self._kinds: dict[int, tuple[types.CodeType, str]] = {}
         self._running = False
-        self._away: types.FrameType | None = None  # of the runtime's, under way
+        self._away: types.FrameType | None = None  # the running frame of the runtime
 
-    # Of `Effects`, which observes the same call.
+    # Called by `Effects`, which observes the same call.
 
     def admits(self, frame: types.FrameType) -> bool:
-        """Returns whether a function of the program's that is about to run is watched."""
+        """Returns whether the call is still watched, as a function of the program is about to run."""
         return self.reason is None
 
-    asks: tuple[int, ...] = ()  # the codes, by id, of which `admits_call` is to be asked: it sees their calls itself
+    asks: tuple[int, ...] = ()  # codes for which to call `admits_call`: none, as it sees calls itself
 
     def admits_call(self, frame: types.FrameType, function: Any) -> bool:
-        """Returns whether a frame may call a function that is not written in Python."""
+        """Returns whether the call is still watched."""
         return self.reason is None
 
     def start(self, refused: Callable[[str], None]) -> None:
-        """Begins to watch this thread; `refused` is called as soon as there is a reason."""
+        """Begins to watch this thread; `refused` is called with the first reason."""
         self._refused = refused
         gc.collect(0)
         self._running = True
         sys.settrace(self._event)
 
     def stop(self) -> None:
-        """Ends that; may be called again."""
+        """Stops watching; may be called again."""
         if self._running:
             self._running = False
             sys.settrace(None)
-        # Cycles, and frames, would keep the call's tensors alive.
+        # Cycles and frames would keep the call's tensors alive.
         self._refused = self._away = self._calls.makes = None
 
     def suspend(self) -> None:
-        """Looks away, while the runtime itself runs."""
+        """Stops watching temporarily, while the runtime itself runs."""
         if self._running:
             sys.settrace(None)
 
     def resume(self) -> None:
-        """Looks again."""
+        """Continues to watch."""
         if self._running:
             sys.settrace(self._event)
 
     def end(self) -> tuple[FlatGuards, list[Any], list[Any]]:
-        """Returns the guards of what was read, and variables and Keras' objects among that.
+        """Returns the guards of what was read, no variables, and the Keras objects among that.
 
         Raises:
-          Refused: if it changes what was there before, or reads what cannot be guarded.
+          Refused: if it changes earlier state, or reads what cannot be guarded.
         """
         self.stop()
         if self.reason is not None:
@@ -143,14 +143,14 @@ class Watch:
         return self._opcode
 
     def _event_of_runtime(self, frame: types.FrameType, kind: str) -> Any:
-        """The runtime's own code, and what libraries do for it, are nothing of the call's."""
+        """Ignores the runtime's own code, and library code that it calls; refuses if it calls the program's."""
         if self._away is None:
             if is_passing(frame.f_code):
                 return None
             self._away = frame
             frame.f_trace_lines = False
             return self._return_of_runtime
-        generated = frame.f_code.co_filename == "<string>"  # a named tuple's, say
+        generated = frame.f_code.co_filename == "<string>"  # for instance a named tuple's
         if kind is _WATCHED and not generated and not is_of_the_standard_library(frame):
             self._refuse(Refused(f"the runtime calls {frame.f_code.co_name}"), frame)
         return None
@@ -171,7 +171,7 @@ class Watch:
             due = todo(code).get(frame.f_lasti)
             if due is not None:
                 due[0](self._calls, frame, due[1], due[2])
-        except (Refused, Exception) as error:  # whatever objects do that are looked at, the program must not hear of it
+        except (Refused, Exception) as error:  # errors of inspected objects must not reach the program
             self._refuse(error, frame)
         return self._opcode
 

@@ -1,7 +1,7 @@
-"""Watched calls: what a call of C code, or of code that is trusted, reads and changes.
+"""Watched calls: what calls of C code, or of trusted code, read and change.
 
-A trace function sees neither. C functions are judged by what `c_functions` knows of them; TensorFlow's and Keras' own
-code is trusted where its arguments are plain values.
+A trace function sees neither. C functions are handled by the tables of `c_functions`; TensorFlow's and Keras' own code
+is trusted if its arguments are plain values.
 """
 
 from __future__ import annotations
@@ -49,28 +49,28 @@ _OF_OBJECT = frozenset({
 
 
 class WatchedCalls:
-    """The calls in one watched call."""
+    """The calls inside one watched call."""
 
     def __init__(self, state: WatchedState) -> None:
         self.state = state
-        self.makes: types.FrameType | None = None  # the frame whose next operand is new
+        self.makes: types.FrameType | None = None  # the frame whose next result on the stack is a new object
 
-    # Of trusted code.
+    # Trusted code.
 
     def is_plain_call(self, frame: types.FrameType) -> bool:
         code = frame.f_code
         count = code.co_argcount + code.co_kwonlyargcount
         count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
         if code.co_flags & _GENERATORS and frame.f_lasti > 0:
-            return True  # it goes on
+            return True  # a generator that resumes
         return all(self._is_plain(local(frame, number), 0) for number in range(count))
 
     def _are_plain(self, values: Any, depth: int) -> bool:
-        # Each of them, so that the containers among them are guarded.
+        # No short-circuit: all containers among them must be guarded.
         return [self._is_plain(value, depth) for value in values].count(False) == 0
 
     def _is_plain(self, value: Any, depth: int) -> bool:
-        """Returns whether a library's code may be trusted with a value; guards containers in it."""
+        """Returns whether trusted code may be passed a value; guards the containers in it."""
         kind = type(value)
         if isinstance(value, _PLAIN):
             if isinstance(value, tuple):
@@ -80,7 +80,7 @@ class WatchedCalls:
             if kind is functools.partial:
                 return self._is_plain((value.func, value.args, value.keywords), depth + 1)
             return True
-        if value is NULL:  # a cell that has no value yet, or a local that is one
+        if value is NULL:  # an unbound local or cell
             return True
         if isinstance(value, c.CONTAINERS):
             self.state.content(value)
@@ -97,10 +97,10 @@ class WatchedCalls:
             return isinstance(value, tf.IndexedSlices) or self.state.is_new(value)
         return False
 
-    # Of C code.
+    # C code.
 
     def calls(self, function: Any, args: list[Any], frame: types.FrameType, depth: int = 0) -> None:
-        """A function is about to be called."""
+        """Guards what a function about to be called reads, and notes what it changes; raises `Refused` if unknown."""
         kind = type(function)
         if kind is types.FunctionType:
             return  # its frame is watched
@@ -139,7 +139,7 @@ class WatchedCalls:
             self.state.takes(args)
             return
         if isinstance(function, weakref.ref) and function() is not None:
-            return  # it is guarded where it came from, and so is what it refers to
+            return  # guarded where it was read, and so is its referent
         raise Refused(f"it calls a {kind.__module__}.{kind.__qualname__}")
 
     def _makes_instance(self, kind: type, args: list[Any], frame: types.FrameType) -> None:
@@ -158,7 +158,7 @@ class WatchedCalls:
         self.state.guards.looked_up(type(kind))
 
     def _calls_method(self, holder: Any, name: str, args: list[Any], function: Any) -> None:
-        """A method that C code implements."""
+        """The same for a method implemented in C."""
         self._hands(args)
         if isinstance(holder, wrapt.ObjectProxy):
             holder = holder.__wrapped__
@@ -189,13 +189,13 @@ class WatchedCalls:
             if name in ("sort", "fill", "put", "resize", "setflags", "partition", "__setitem__", "itemset", "setfield"):
                 raise Refused("it changes an array")
         elif isinstance(holder, (EagerTensor, LazyTensor)):
-            pass  # reading its value is observed
+            pass  # reads of its value are observed elsewhere
         elif isinstance(holder, type):
             for value in args:
                 self.state.takes(value)
             if name in ("__setattr__", "__delattr__") or name == "register":
                 raise Refused(f"it changes a class: {name}")
-        elif type(holder) is _CAPSULE:  # a function of pybind's
+        elif type(holder) is _CAPSULE:  # a pybind11 function
             self._calls_c(function, args)
         elif name in _OF_OBJECT or self.state.is_new(holder):
             for value in args:
@@ -234,7 +234,7 @@ class WatchedCalls:
         raise Refused(f"it calls {getattr(function, '__module__', None)}.{getattr(function, '__qualname__', function)}")
 
     def _hands(self, values: list[Any]) -> None:
-        """C code is given these, and may call them where no trace function sees what with."""
+        """Checks values passed to C code, which may call them without the trace function seeing the arguments."""
         for value in values:
             kind = type(value)
             if kind is functools.partial:

@@ -1,4 +1,4 @@
-"""Watched opcodes: what each instruction of CPython 3.11 is about to read or change, by its operands."""
+"""Watched opcodes: what each instruction of CPython 3.11 will read or change, by its operands."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ _HANDLERS: dict[str, _Handler] = {
 
 @functools.lru_cache(maxsize=4096)
 def todo(code: types.CodeType) -> dict[int, tuple[_Handler, Any, Any]]:
-    """Returns what is to be looked at, by offset: a handler, and the instruction's argument and its value."""
+    """Returns the instructions to inspect, by offset: a handler, and the instruction's argument and its value."""
     return {
         at: (_HANDLERS[name], arg, value)
         for at, (name, arg, value) in instructions(code).items()

@@ -1,8 +1,7 @@
-"""Watched state: what a call reads and changes of what was there before it began.
+"""Watched state: the state from before a call that it reads and changes.
 
-What was made during the call needs no guard. CPython's collector, which does not run meanwhile, knows it as its
-youngest generation; anything else counts as old, which costs speed at worst: a guard on something that nobody else has
-holds.
+Objects created during the call need no guard. They are in the youngest generation of CPython's collector, which does
+not run meanwhile; anything else counts as old, which at worst costs speed: a guard on a private object always holds.
 """
 
 from __future__ import annotations
@@ -30,39 +29,39 @@ from tracer.lazy import LazyTensor
 from tracer.op import same
 from tracer.private import EagerTensor, pywrap_tfe
 
-# Keras' own, whose attributes are watched by other means.
+# Keras classes, whose attributes are observed by other means.
 KERAS = (
     keras.layers.Layer, keras.losses.Loss, keras.metrics.Metric, keras.optimizers.Optimizer,
     keras.random.SeedGenerator,
 )  # fmt: skip
 _SIMPLE = frozenset({int, float, bool, str, bytes, type(None), EagerTensor, LazyTensor, tf.DType, slice, complex})
 _UNASKED = (EagerTensor, LazyTensor, tf.Variable, tf.DType, tf.TensorShape, *c.UNCHANGING)
-_LOCALS = (threading.local, pywrap_tfe.EagerContextThreadLocalData)  # guards are asked on the thread of the call
+_LOCALS = (threading.local, pywrap_tfe.EagerContextThreadLocalData)  # guards are checked on the thread of the call
 _SIMPLE_ITEMS = (*c.UNCHANGING, *c.VIEWS, EagerTensor, LazyTensor, tf.TensorShape, tf.Variable)
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
 
 
 class WatchedState:
-    """Of one call: guards of what it has read, and what it has changed.
+    """The guards of what one call has read, and what it has changed.
 
-    `original` returns the function behind a twin.
+    `original` returns the original of a twin.
     """
 
     def __init__(self, original: Callable[[Any], Any]) -> None:
         self.guards = FlatGuards()
-        self.keras: dict[int, Any] = {}  # Keras' objects that were met, by id
+        self.keras: dict[int, Any] = {}  # the Keras objects encountered, by id
         self.original = original
         self._new: set[int] = set()
         self._old: dict[int, Any] = {}
         self._written: dict[tuple[int, str, Any], tuple[Any, str, Any, Any]] = {}
-        self._changed: dict[int, tuple[Any, tuple[Any, ...]]] = {}  # containers, with what they held
+        self._changed: dict[int, tuple[Any, tuple[Any, ...]]] = {}  # containers, with their items before
         self._names_seen: set[tuple[int, int]] = set()
 
     def check_effects(self) -> None:
-        """Requires that everything that was there before is as it was.
+        """Checks that all earlier state has been restored.
 
         Raises:
-          Refused: with the first difference.
+          Refused: at the first difference.
         """
         for holder, how, key, before in self._written.values():
             now = _now(holder, how, key)
@@ -73,10 +72,10 @@ class WatchedState:
             if len(now) != len(items) or any(one is not other for one, other in zip(now, items, strict=True)):
                 raise Refused(f"it changes a {type(holder).__name__} that was there before")
 
-    # What is new.
+    # New objects.
 
     def made(self, value: Any) -> None:
-        """Notes that a value was made during the call."""
+        """Notes that a value was created during the call."""
         self._new.add(id(value))
 
     def is_new(self, value: Any) -> bool:
@@ -96,7 +95,7 @@ class WatchedState:
     # Reads.
 
     def takes(self, value: Any, depth: int = 0) -> None:
-        """An operand that is read as a whole, if it is a container."""
+        """Guards an operand that is read as a whole, and containers in it."""
         kind = type(value)
         if kind in _SIMPLE:
             return
@@ -186,7 +185,7 @@ class WatchedState:
             self.takes(holder)
             return
         if isinstance(holder, (types.MethodType, functools.partial)):
-            return  # they do not change; what they hold is asked itself
+            return  # immutable; what they hold is guarded when it is read
         if self.is_new(holder):
             return
         lookup: Any = kind.__getattribute__
@@ -197,7 +196,7 @@ class WatchedState:
             return
         if lookup is not object.__getattribute__ and not isinstance(holder, c.CONTAINERS):
             if type(lookup) is types.FunctionType:
-                return  # which is watched
+                return  # it is watched itself
             if not isinstance(holder, (*_LOCALS, wrapt.ObjectProxy)):
                 raise Refused(f"attributes of a {kind.__qualname__} are computed")
             self.computed(holder, name)
@@ -211,7 +210,7 @@ class WatchedState:
             if isinstance(found, (types.MemberDescriptorType, types.GetSetDescriptorType)):
                 self.computed(holder, name)
             elif isinstance(found, property) and type(found.fget) not in (types.FunctionType, type(None)):
-                if not kind.__module__.startswith("tensorflow."):  # whose getters give what they keep
+                if not kind.__module__.startswith("tensorflow."):  # whose getters return stored values
                     raise Refused(f"{name!r} of a {kind.__qualname__} is computed")
                 self.computed(holder, name)
             return
@@ -233,7 +232,7 @@ class WatchedState:
     # Writes.
 
     def writes(self, holder: Any, name: str) -> None:
-        """An attribute is about to be set or deleted."""
+        """Notes that an attribute is about to be set or deleted, with its value before."""
         if self.is_new(holder):
             return
         kind = type(holder)
@@ -248,7 +247,7 @@ class WatchedState:
         found = of_class(kind, name)
         how = "attribute"
         if isinstance(found, property) and type(found.fset) is types.FunctionType:
-            return  # which is watched
+            return  # it is watched itself
         if isinstance(holder, _LOCALS) or isinstance(found, types.MemberDescriptorType):
             how = "computed"
         elif isinstance(found, types.GetSetDescriptorType) or type(getattr(holder, "__dict__", None)) is not dict:
@@ -259,7 +258,7 @@ class WatchedState:
         self._written.setdefault((id(holder), "item", key), (holder, "item", key, _now(holder, "item", key)))
 
     def changes(self, holder: Any) -> None:
-        """A container is about to be changed."""
+        """Notes that a container is about to be changed, with its items before."""
         if isinstance(holder, wrapt.ObjectProxy):
             holder = holder.__wrapped__
         if self.is_new(holder):
@@ -267,14 +266,14 @@ class WatchedState:
         if not isinstance(holder, c.CONTAINERS):
             if type(holder).__flags__ & HEAP and not isinstance(holder, np.ndarray):
                 self.guards.looked_up(type(holder))
-                return  # by code that is watched
+                return  # by watched code
             raise Refused(f"it changes a {type(holder).__name__}")
-        # The collector may begin to track a dict as its first tensor goes in, as if it were made then.
+        # The collector may start tracking a dict at its first tensor, as if it were new.
         self._old[id(holder)] = holder
         self._changed.setdefault(id(holder), (holder, items_of(holder)))
 
     def read_name(self, frame: types.FrameType, name: str) -> None:
-        """A global, or a builtin, is about to be read."""
+        """Guards a global or builtin that is about to be read."""
         seen = id(frame.f_code), frame.f_lasti
         if seen in self._names_seen:
             return
@@ -286,28 +285,28 @@ class WatchedState:
             self.item(held if type(held) is dict else vars(builtins), name)
 
     def read_cell(self, cell: Any) -> None:
-        """A variable of an enclosing function is about to be read."""
+        """Guards a closure variable that is about to be read."""
         if type(cell) is types.CellType and not self.is_new(cell) and (id(cell), "cell", None) not in self._written:
             self.guards.read_cell(cell, _now(cell, "cell", None))
 
     def write_cell(self, cell: Any) -> None:
-        """A variable of an enclosing function is about to be set."""
+        """Notes that a closure variable is about to be set, with its value before."""
         if type(cell) is types.CellType and not self.is_new(cell):
             self._written.setdefault((id(cell), "cell", None), (cell, "cell", None, _now(cell, "cell", None)))
 
 
 def of_class(kind: type, name: str) -> Any:
-    """Returns what a class, or the first of its bases that does, says of a name; `MISSING` if none does."""
+    """Returns the entry of a name in a class or the first base that has one; else `MISSING`."""
     return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), MISSING)
 
 
 def is_key(key: Any) -> bool:
-    """Returns whether looking a key up runs nobody's code."""
+    """Returns whether looking up a key runs no Python code."""
     return type(key) in (str, int, bytes, bool, type(None)) or isinstance(key, type)
 
 
 def _is_stable(holder: Any, name: str, value: Any) -> bool:
-    """Returns whether `getattr` gives the same each time, by identity or because it never changes."""
+    """Returns whether `getattr` returns the same each time: the same object, or an immutable value."""
     if value is MISSING or is_number(value) or type(value) is tuple:
         return True
     return getattr(holder, name, MISSING) is value
