@@ -60,7 +60,7 @@ def _reduction(op: str) -> Callable[..., Any]:
             return None
         if axis is None:
             rank = len(x._shape_tuple())
-            if not rank:  # its axes take an operation of their own
+            if not rank:  # TensorFlow computes its axes by another operation
                 return None
             axes = handler.index((tuple(range(rank)),))
             if not axes:

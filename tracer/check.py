@@ -1,7 +1,7 @@
 """Check: the invariants of a trace graph. Each rule is one sentence, which the error quotes.
 
-`merge` builds nodes, index, edges, exits and variants; the cursor grows steps behind `Node.after`. Errors name the
-node, and for a step also the node after which its segment starts.
+`merge` builds nodes, index, edges, exits and variants; the cursor adds steps below `Node.after`. Errors name the node,
+and for a step also the node after which its segment starts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Constants: outputs for tensors made of Python values, memoized so that a repeated value makes no tensor."""
+"""Constants: outputs for tensors converted from Python values, memoized so that a repeated value makes no tensor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def constant_output(value: Any, dtype: Any) -> tuple[Output | None, Any]:
     try:
         key = (freeze(value), dtype)
         out = _outputs.get(key)
-    except TypeError:  # a list of a class of the user's, for example: not memoized
+    except TypeError:  # for example a user-defined list class: not memoized
         key, out = None, None
     if out is not None:
         return out, None
@@ -39,7 +39,7 @@ def constant_output(value: Any, dtype: Any) -> tuple[Output | None, Any]:
 
 
 def index_outputs(index: tuple[tuple[int, ...], ...]) -> list[Output]:
-    """Returns the outputs that the bounds and strides of an index become; all are ints, no bools."""
+    """Returns the outputs for the bounds and strides of an index, which are all ints, no bools."""
     outs = _indices.get(index)
     if outs is None:
         outs = [out for part in index if (out := constant_output(list(part), None)[0]) is not None]

@@ -2,7 +2,7 @@
 
 `advance` compares an operation with the steps that may come next. The common case costs one comparison of names, one of
 attributes, and one integer comparison per input, independent of the size of the graph. If no step matches, `adopt`
-looks up the operation's node by location: a known node reached in a new way (after a join, at a new cut, with other
+looks up the operation's node by location: a known node reached by a new path (after a join, at a new cut, with other
 wiring) becomes a new step; an unknown one is a mismatch, and the call diverges.
 """
 
@@ -86,7 +86,7 @@ class Cursor:
     ) -> Step | None:
         """Moves to the step that matches this operation and returns it; None if no known step does.
 
-        `attrs` is None where they follow the inputs in `inputs`, as TensorFlow's fast path passes them. `tried` is the
+        `attrs` is None if they follow the inputs in `inputs`, as TensorFlow's fast path passes them. `tried` is the
         step taken last time, if it is known not to match.
         """
         here = self.step
@@ -160,7 +160,7 @@ class Cursor:
         return False
 
     def _draw(self, step: Step, pair: seeds.Pair) -> None:
-        """Takes the seeds of a step that has matched."""
+        """Records the seeds of a matched step, and marks them as used."""
         seeds.take(pair)
         self.seeds[step.draws - 1 :] = [pair]
 
@@ -249,13 +249,13 @@ class Cursor:
         self.step = start
 
     def place(self, tensor: Any) -> int | None:
-        """Returns the number of the feed that a tensor is in the current segment, or None."""
+        """Returns the number of a tensor among the current segment's feeds, or None."""
         if self._index.values is not self.externals:
             self._index = Index(self.externals)
         return self._index.find(tensor)
 
     def close(self) -> None:
-        """Releases the call's tensors; the cursor is not used for following any more."""
+        """Releases the call's tensors; the cursor can no longer follow."""
         self._index = Index([])
         self.externals, self.handles, self.numbers = [], set(), set()
         self.made.clear()
@@ -374,7 +374,7 @@ class Cursor:
 
 
 def _spec_given(value: Any, k: int, step: Step, args: tuple[Any, ...]) -> Spec | None:
-    """Returns the spec of the tensor that TensorFlow makes of a Python value passed for feed `k` of a step."""
+    """Returns the spec of the tensor that a Python value becomes if it is passed for feed `k` of a step."""
     signature = signature_of(step.op or "")
     if signature is None:
         return None

@@ -23,7 +23,7 @@ MAX_VALUES = 256
 
 
 def derive(node: Node, parts: tuple[Any, ...], outside: dict[Any, Spec]) -> Variant | None:
-    """Returns a new variant of `node` for these inputs; None if only running the operation can tell.
+    """Returns a new variant of `node` for these inputs; None if that takes running the operation.
 
     `outside` has the spec of each constant that Python passed in, by input number or (input, item). Those that changed
     are fed from now on, if no output shape depends on them. If output shapes depend on values that are not known yet,

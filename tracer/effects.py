@@ -1,8 +1,8 @@
 """Effects: what a library call does to Python besides its operations and result, and later writes to its objects.
 
-A library call may be memoized, and its Python skipped, if it runs no user code, changes nothing in Python, and finds
-its objects unchanged. The first two are observed: a profile function sees the calls, and everything reachable from its
-objects is compared before and after. Changes after that are reported by hooks on the `__setattr__` of their classes.
+A library call may be memoized, and its Python skipped, if it runs no user code, changes nothing in Python, and its
+objects are unchanged. The first two are observed: a profile function sees the calls, and everything reachable from its
+objects is compared before and after. Later changes are reported by hooks on the `__setattr__` of their classes.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _defaults(holder: Any) -> dict[str, Any]:
     return {"__defaults__": function.__defaults__, "__kwdefaults__": function.__kwdefaults__}
 
 
-# Code objects and C functions, by id, that were seen before and are harmless whoever calls them.
+# Known code objects and C functions, by id, that are harmless for any caller.
 _harmless: dict[int, Any] = {}
 MAX_HARMLESS = 20_000
 
@@ -160,8 +160,8 @@ def _note_harmless(called: Any) -> None:
 class Effects:
     """Observes one call inside a `with`; `reason` then says what it did besides its operations and result.
 
-    `given_up` is called as soon as there is a reason. `proof` decides whether user code, and what it calls, does
-    nothing but compute.
+    `given_up` is called as soon as there is a reason. `proof` decides whether user code, and what it calls, only
+    computes.
     """
 
     def __init__(self, roots: list[Any], given_up: Callable[[], None] = lambda: None, proof: Any = None) -> None:
@@ -172,8 +172,8 @@ class Effects:
         self.objects: list[Any] = []  # objects whose attributes the call may have read
         self.read: set[int] = set()  # ids of older tensors whose values Python has read
         self.held: set[int] = set()  # ids of tensors that the objects hold
-        self.contents: Contents = {}  # of all that can be reached from the roots
-        self.ran: dict[int, tuple[types.CodeType, dict[str, Any]]] = {}  # by its id, code with its globals
+        self.contents: Contents = {}  # of everything reachable from the roots
+        self.ran: dict[int, tuple[types.CodeType, dict[str, Any]]] = {}  # code that ran, with its globals, by id
 
     def __enter__(self) -> Effects:
         self._namespaces = _namespaces()
@@ -196,12 +196,12 @@ class Effects:
         return _Averted(self)  # not kept: the cycle would keep the call's tensors alive
 
     def stop(self) -> None:
-        """Stops observing after an error of the runtime's own."""
+        """Stops observing after a fault of the runtime."""
         self.reason = self.reason or "the runtime failed"
         self._end()
 
     def _profile(self, frame: Any, event: str, function: Any) -> None:
-        # Runs a hundred thousand times for a training step, mostly for what it has seen before.
+        # Runs a hundred thousand times for a training step, mostly for known code.
         try:
             if event == "call":
                 code = frame.f_code
@@ -219,7 +219,7 @@ class Effects:
             self._refuse(f"the runtime failed: {error}")
 
     def _calls(self, frame: Any, code: types.CodeType) -> None:
-        """Looks at Python code that is about to run."""
+        """Checks Python code that is about to run."""
         if runs_user_code(frame):
             if self._proof is not None and self._proof.admits(frame):
                 return
@@ -236,7 +236,7 @@ class Effects:
             _note_harmless(code)
 
     def _calls_c(self, frame: Any, function: Any) -> None:
-        """Looks at a call of a function that is not written in Python."""
+        """Checks a call of a C function."""
         if self._proof is not None and not self._proof.admits_call(frame, function):
             self._refuse(self._proof.reason)
         elif id(function) in _harmless:
@@ -310,7 +310,7 @@ class _Averted:
                 self._effects._proof.suspend()
 
     def __exit__(self, *_: object) -> None:
-        # What is looked up behind the end, or finalized there, may come by here, too.
+        # May also run for lookups and finalizers after observation has ended.
         if self._effects._watching:
             sys.setprofile(self._effects._profile)
             if self._effects._proof is not None:
@@ -333,13 +333,13 @@ def _random_states() -> Any:
 
 _METHODS = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
 MAX_KINDS = 10_000
-_leaf_kinds: set[type] = set()  # whose instances hold nothing that counts; so it was found of one
+_leaf_kinds: set[type] = set()  # types of which an instance was found to hold nothing relevant
 
 
 def _held_by(holder: Any) -> tuple[Any, tuple[Any, ...]] | None:
-    """Returns an object's attribute names (None for a container) and the values it holds; None if it is looked past."""
+    """Returns an object's attribute names (None for a container) and the values it holds; None if it is a leaf."""
     if isinstance(holder, _LEAVES):
-        # What a proxy stands for says which class it claims to be of; all others are what their type is.
+        # A proxy takes its `__class__` from its target, so its type tells nothing about other instances.
         if holder.__class__ is type(holder):
             if len(_leaf_kinds) >= MAX_KINDS:
                 _leaf_kinds.clear()
@@ -362,7 +362,7 @@ def _held_by(holder: Any) -> tuple[Any, tuple[Any, ...]] | None:
 
 
 def _contents(roots: list[Any]) -> Contents | None:
-    """Returns what every reachable object holds; None beyond `MAX_OBJECTS`."""
+    """Returns the contents of every reachable object; None if there are more than `MAX_OBJECTS`."""
     found: Contents = {}
     leaves = _leaf_kinds
     ahead = deque(roots)

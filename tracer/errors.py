@@ -20,7 +20,7 @@ class FailedTensor(TracerError, RuntimeError):
 
 
 class Refused(BaseException):
-    """Something cannot be staged as a block. A `BaseException`, so that no `except Exception` on the way swallows it.
+    """Something cannot be staged as a block. A `BaseException`, so that no `except Exception` in between swallows it.
 
-    It never leaves the runtime: whatever was refused runs as Python.
+    It never leaves the runtime: refused code runs as Python.
     """

@@ -1,9 +1,9 @@
 """Forms: what a function may do on any path, judged by its syntax.
 
 If every statement of a function binds local names, calls, or leaves the function, it affects the program only through
-what it calls. Modules that are there already may be imported, and functions made that live no longer than the call. The
-outside values it depends on are the names and attributes written in it. Source counts only if it compiles to the code
-that runs (`source`).
+what it calls. It may import modules that are loaded already, and define functions that live no longer than the call.
+The outside values it depends on are the names and attributes in its source. Source counts only if it compiles to the
+code that runs (`source`).
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Forms(NamedTuple):
 
     chains: frozenset[tuple[str, ...]]  # non-local names, each with the attribute path read from it
     attributes: frozenset[str]  # names of all attributes it reads
-    codes: tuple[CodeType, ...]  # its own code, and that of comprehensions and functions in it
-    optional: frozenset[str]  # the attributes that may be missing: it goes on without them
-    called: frozenset[tuple[str, ...]]  # the chains that it does nothing with but call what they lead to
-    classes: frozenset[tuple[str, ...]]  # those by which it asks nothing but what kind of object something is
-    made: dict[CodeType, tuple[str, ...]]  # the functions in it, with the variables that they share with it
+    codes: tuple[CodeType, ...]  # its own code, and that of nested comprehensions and functions
+    optional: frozenset[str]  # attributes that may be missing without an error
+    called: frozenset[tuple[str, ...]]  # chains whose values it only calls
+    classes: frozenset[tuple[str, ...]]  # chains that it only uses for `isinstance`, `issubclass`
+    made: dict[CodeType, tuple[str, ...]]  # nested functions, with the variables that they share with it
 
 
 _known: dict[int, tuple[CodeType, Forms | str]] = {}
@@ -68,7 +68,7 @@ def forms_of(code: CodeType, namespace: dict[str, Any]) -> Forms:
     """Returns what a function reads from outside itself, memoized.
 
     Raises:
-      Refused: if it may do more than compute, naming the line, or if its source is not known.
+      Refused: if it may do more than compute, with the line, or if its source is not known.
     """
     found = _known.get(id(code))
     if found is None:
@@ -151,9 +151,9 @@ _COMPREHENSIONS = ("<listcomp>", "<dictcomp>", "<genexpr>")
 
 
 def _imported(arguments: ast.arguments, nodes: list[ast.AST]) -> dict[str, tuple[str, ...]]:
-    """Returns the local names that are modules, or parts of them, with the chains that they stand for.
+    """Returns the local names bound by imports, with the chains that they stand for.
 
-    The first part of such a chain is `import ` and the module's name.
+    Such a chain starts with `import ` and the module's name.
     """
     found: dict[str, tuple[str, ...]] = {}
     bound = [arg.arg for arg in ast.walk(arguments) if isinstance(arg, ast.arg)]
@@ -182,13 +182,13 @@ def _imported(arguments: ast.arguments, nodes: list[ast.AST]) -> dict[str, tuple
 
 
 def _used(nodes: list[ast.AST]) -> dict[int, str]:
-    """Returns by the ids of nodes what is done with them, where that matters."""
+    """Returns how nodes are used ("called", "asked", "kind" or "member"), by their ids."""
     found: dict[int, str] = {}
     for node in nodes:
         if isinstance(node, ast.Compare):
             for op, right in zip(node.ops, node.comparators, strict=True):
                 if isinstance(op, (ast.In, ast.NotIn)) and isinstance(right, ast.Set):
-                    found[id(right)] = "member"  # nobody sees its order
+                    found[id(right)] = "member"  # its order does not matter
         if not isinstance(node, ast.Call):
             continue
         found[id(node.func)] = "called"
@@ -204,7 +204,7 @@ def _used(nodes: list[ast.AST]) -> dict[int, str]:
 
 
 def _look_at_functions(node: ast.AST) -> None:
-    """Refuses functions that may live on, or that remember something."""
+    """Refuses nested functions that may outlive the call or keep state, and some uses of `with` and `del`."""
     if isinstance(node, ast.Return) and isinstance(node.value, ast.Lambda):
         raise _refused(node, "a lambda is returned")
     if isinstance(node, (ast.Lambda, ast.FunctionDef)) and (node.args.defaults or any(node.args.kw_defaults)):

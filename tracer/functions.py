@@ -84,7 +84,7 @@ class _Writer:
         self.value_of = value_of
 
     def write(self, name: str, given: list[Any]) -> list[Any]:
-        """Stages the named function and returns its results for these arguments."""
+        """Stages the named function and returns its results for these arguments; raises `Refused`."""
         ctx = context.context()
         if not ctx.has_function(name):
             raise Refused(f"{name} is no function any more")

@@ -65,7 +65,7 @@ class Node:
         self.attrs: tuple[Any, ...] = copied_attrs(attrs)
         self.location = location
         self.name: Any = None
-        self.guarded = FREE  # what the program may do with a failure: FREE, NAMED, PASSED or CAUGHT (`location`)
+        self.guarded = FREE  # what may happen to its error: FREE, NAMED, PASSED or CAUGHT (`location`)
         self.host: str | None = None  # why this is a host op, which runs on its own and is not part of a segment
         self.variants: dict[tuple[Any, ...], Variant] = {}
         self.successors: dict[int, Node] = {}
@@ -78,7 +78,7 @@ class Node:
         self.head: Node = self  # the first node of this operation at this call stack
 
     def start_after(self) -> Step:
-        """Returns the root of the steps after a cut behind this node; all iterations share it."""
+        """Returns the root of the steps after a cut at this node; all iterations share it."""
         head = self.head
         if head.after is None:
             head.after = Step(None, None, head, None, (), {}, {}, ())
@@ -102,11 +102,11 @@ class Carried:
 
     def __init__(self) -> None:
         self.visits = 0  # calls that cut right after this step
-        self.executables: Any = None  # what is compiled for the segment that ends here
+        self.executables: Any = None  # the executables of the segment that ends here
         self.pause = False  # whether there is a host gap after this step
-        self.reading: Any = None  # the tally of reads that have cut here
+        self.reading: Any = None  # the tally of reads that cut here
         self.regions: Any = None  # memoized library calls that start after this step, by key
-        self.pattern: Any = None  # arguments of the most recent of them
+        self.pattern: Any = None  # the argument guard of the most recent of them
         self.spelled: dict[int, tuple[Any, Any]] | None = None  # by input: a list's frozen value, its constant
         self.tape: Any = None  # complete attributes, in the form gradient tapes take
         self.closed: bool | None = None  # whether all its inputs are computed in this segment
@@ -240,7 +240,7 @@ def _needs_exact_attrs(value: Any) -> bool:
 
 
 def spec_of_constant(step: Step, *path: int) -> Spec | None:
-    """Returns the spec of a step's constant input, or list item, at `path`; None where shapes depend on its value."""
+    """Returns the spec of a step's constant input, or list item, at `path`; None if shapes depend on its value."""
     assert step.variant is not None
     part: Any = step.variant.key
     for n in path:
@@ -350,8 +350,7 @@ class TraceGraph:
 def node_key(op: str, entry: str, attrs: tuple[Any, ...], location: Location) -> Any:
     """Returns the identity of a node: type, entry point, attributes and location.
 
-    Attributes are left out for host ops (functions, operations with a state of their own) and where they cannot be
-    frozen.
+    Attributes are left out for host ops (functions, operations with their own state) and if they cannot be frozen.
     """
     signature = signature_of(op)
     if signature is None or (signature.stateful and not is_variable_op(op) and not seeds.are_fed(op, attrs)):
@@ -368,7 +367,7 @@ VARIABLE_OPS = frozenset(
      "ResourceScatterMin", "ResourceScatterMax", "ResourceStridedSliceAssign", "RngReadAndSkip"}
 )  # fmt: skip
 
-# Of optimizers: each updates a variable and its slots.
+# Operations of optimizers: each updates a variable and its slots.
 OPTIMIZER_OPS = frozenset(
     {"ResourceApplyAdadelta", "ResourceApplyAdagradV2", "ResourceApplyAdam", "ResourceApplyCenteredRMSProp",
      "ResourceApplyGradientDescent", "ResourceApplyKerasMomentum", "ResourceApplyMomentum", "ResourceApplyRMSProp"}
@@ -376,7 +375,7 @@ OPTIMIZER_OPS = frozenset(
 
 
 def is_variable_op(op: str) -> bool:
-    """Returns whether `op` works on variables in a way whose order segments preserve."""
+    """Returns whether `op` is an operation on variables whose order segments preserve."""
     return op in VARIABLE_OPS or op in OPTIMIZER_OPS
 
 

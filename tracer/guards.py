@@ -1,7 +1,7 @@
 """Guards: whether an exception raised at an instruction could be caught in the same function.
 
-An operation that fails inside a `try` must fail there and not later. CPython's bytecode tells: by an exception table
-since 3.11 (relies on `dis._parse_exception_table`), by `SETUP_FINALLY` blocks in 3.10.
+An operation that fails inside a `try` must fail there and not later. This is decided from CPython's bytecode: by the
+exception table since 3.11 (relies on `dis._parse_exception_table`), by `SETUP_FINALLY` blocks in 3.10.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _TRANSPARENT_METHODS = frozenset({"stop_recording"})  # of a tape in a local var
 def is_guarded(code: CodeType, offset: int, namespace: dict[str, Any]) -> bool:
     """Returns whether an exception raised at byte `offset` of `code` may be caught in `code`.
 
-    `namespace` is the function's globals, where context managers are looked up.
+    `namespace` is the function's globals, in which context managers are looked up.
     """
     instructions, entries, position = _disassembled(code)
     if entries is None:
         return _is_guarded_by_blocks(instructions, offset, namespace)
     seen = set()
     while True:
-        # The table gives the innermost handler; what that re-raises goes to the handler around it.
+        # The table has the innermost handler; what it re-raises goes to the enclosing one.
         entry = next((e for e in entries if e.start <= offset < e.end), None)
         if entry is None or entry.target in seen:
             return False
@@ -64,7 +64,7 @@ def is_guarded(code: CodeType, offset: int, namespace: dict[str, Any]) -> bool:
 
 
 class Guard(NamedTuple):
-    """The handlers around an instruction, as far as what they do with errors depends on values in a running frame."""
+    """The handlers around an instruction whose effect on errors depends on values in a running frame."""
 
     leaves: tuple[tuple[int, frozenset[str]], ...]  # frame slots of `__exit__` methods, names the bodies write
     cleanups: tuple[Cleanup, ...]  # what `finally` clauses do
@@ -131,7 +131,7 @@ def _stored(instructions: list[Any], entries: list[Any], target: int) -> frozens
 def _cleanup_at(
     instructions: list[Any], handler: int, position: dict[int, int], namespace: dict[str, Any]
 ) -> Cleanup | None:
-    """Returns what a handler does if it re-raises every error that an operation fails with; None if it may not."""
+    """Returns what a handler does if it re-raises every error of an operation; None if it may not."""
     cleanup = Cleanup()
     reached, ahead = set[int](), [handler]
     catches = instructions[handler + 1].opname == "POP_TOP"  # a bare `except`
@@ -150,13 +150,13 @@ def _cleanup_at(
                 return None
             ahead.append(position[instruction.argval])
         if name == "CHECK_EXC_MATCH" and (others := _others(instructions, n, namespace)):
-            cleanup.others += others  # the next instruction jumps over what is done with those
+            cleanup.others += others  # the next instruction jumps over their handler
             ahead.append(position[instructions[n + 1].argval])
         elif name not in _ENDS and not name.startswith("JUMP_FORWARD"):
             ahead.append(n + 1)
     found = [instructions[n] for n in sorted(reached)]
     scan(cleanup, found, handling=True)
-    if catches:  # then it runs for errors only, and may have no effects
+    if catches:  # it runs for errors only, so it must not have effects
         cleanup.harmless &= not cleanup.stores and not any(i.opname.startswith(_EFFECTS) for i in found)
     return cleanup
 
@@ -164,7 +164,7 @@ def _cleanup_at(
 def _others(
     instructions: list[Any], match: int, namespace: dict[str, Any]
 ) -> list[tuple[str, str, tuple[str, ...]]]:
-    """Returns the names of the classes of errors that are caught here, if no operation fails with one of them now."""
+    """Returns the names of the exception classes caught here, if operations currently raise none of them; else []."""
     chains: list[list[str]] = []
     at = match
     while instructions[at - 1].opname in (*_ATTRIBUTES, "LOAD_GLOBAL", "LOAD_NAME", "BUILD_TUPLE", "PUSH_NULL"):
@@ -187,7 +187,7 @@ _EFFECTS = ("CALL", "PRECALL", "BINARY_OP", "STORE_ATTR", "STORE_SUBSCR", "STORE
 
 
 def start_of(code: CodeType, offset: int) -> int:
-    """Returns the offset of a frame's current instruction, normalised across the ways CPython runs it.
+    """Returns the offset of a frame's current instruction, normalised across CPython's specialisations.
 
     Since 3.11 a frame that calls Python from a specialised instruction is at the last of its cache entries, and on 3.11
     a call is at either of its two instructions; under a profile hook nothing is specialised.

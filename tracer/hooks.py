@@ -26,7 +26,7 @@ LASTING = "the process runs: it cannot be taken back"
 
 # Shared by all sets. Reentrant, since a finalizer may release a set at any point.
 _lock = threading.RLock()
-installing = _lock  # for whoever adds several hooks, once per process
+installing = _lock  # held while several hooks are added, once per process
 registry: list[Hooks] = []
 
 
@@ -115,7 +115,7 @@ class HookSet(Hooks):
         return [(hook.target, hook.name) for hook in self._hooks] if self.users else []
 
     def targets(self) -> list[Any]:
-        """Returns what has attributes that are replaced while there are users."""
+        """Returns the modules and classes whose attributes are replaced while there are users."""
         return [hook.target for hook in self._hooks]
 
     def hold(self) -> None:
@@ -133,7 +133,7 @@ class HookSet(Hooks):
     def release(self) -> None:
         """Removes a user; the last one restores the originals."""
         with _lock:
-            if self.users == 1:  # first, as who finds that this has failed releases again
+            if self.users == 1:  # before `users` changes: if this raises, the caller releases again
                 self._uninstall()
             self.users -= 1
 
@@ -188,14 +188,14 @@ class HookSet(Hooks):
 
 
 class _Module:
-    """The hooks of one module, swapped in one dict update if nobody else has changed them: 1 us for 20."""
+    """The hooks of one module, swapped in one dict update unless other code has changed them: 1 us for 20."""
 
     def __init__(self, hooks: list[_Hook]) -> None:
         self.hooks = hooks
         self.names: dict[str, Any] = hooks[0].namespace
         self.after = {hook.name: hook.hook for hook in hooks}
         names = [*self.after]
-        self.get = itemgetter(*names, names[0])  # at least two names, for a tuple, which compares by identity first
+        self.get = itemgetter(*names, names[0])  # two names at least, for a tuple, which compares by identity first
         self.replaced = (*self.after.values(), self.after[names[0]])
         self.note()
 

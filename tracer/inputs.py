@@ -38,7 +38,7 @@ class Unsupported(Exception):
 
 
 def settle(signature: Signature, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns `args` with variables, and lists holding tensors where one tensor is expected, made tensors.
+    """Returns `args` with variables, and lists holding tensors where one tensor is expected, converted to tensors.
 
     TensorFlow's C++ code would convert them with operations that no hook sees; here those go through the hooks.
     """
@@ -118,7 +118,7 @@ def _is_settled(value: Any) -> bool:
         return True
     if isinstance(value, PLAIN):
         return True
-    # A variable is a composite too, but TensorFlow would read it where no hook sees that.
+    # A variable is a composite too, but TensorFlow would read it past the hooks.
     return isinstance(value, CompositeTensor) and not is_resource_variable(value)
 
 
@@ -133,7 +133,7 @@ def input_enum(signature: Signature, i: int, args: tuple[Any, ...], value: Any) 
     if default is None:
         return natural
     if natural != default and isinstance(value, (np.ndarray, np.generic)) and _gives(signature, attr):
-        return None  # either dtype is possible, and only the result tells
+        return None  # either dtype is possible; only the result shows which
     return default if _is_integer(value) else natural
 
 
@@ -211,7 +211,7 @@ def natural_enum(value: Any) -> int:
 
 
 def python_spec(signature: Signature, i: int, args: tuple[Any, ...], value: Any) -> Spec:
-    """Returns the spec of the tensor made of a Python value as input `i`, or raises `Unsupported`."""
+    """Returns the spec of the tensor that a Python value becomes as input `i`, or raises `Unsupported`."""
     enum = input_enum(signature, i, args, value)
     if enum is None:
         raise Unsupported(f"the dtype of a Python value is not known for input {signature.inputs[i]!r}")

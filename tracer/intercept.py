@@ -1,11 +1,11 @@
 """Intercept: the hooks on the functions through which TensorFlow runs eager operations.
 
 Every eager operation goes through a few functions of `pywrap_tfe`, which TensorFlow's generated code looks up as module
-attributes on each call; tensors of Python values go through `constant_op.convert_to_eager_tensor`. The hooks call the
-original unless
+attributes on each call; conversions of Python values go through `constant_op.convert_to_eager_tensor`. The hooks call
+the original unless
 
-* the running thread has a handler (it records, follows or stages): then the handler answers;
-* an input is a lazy tensor, which TensorFlow's C++ code rejects: then its value takes its place.
+* the running thread has a handler, which records, follows or stages: then they call the handler;
+* an input is a lazy tensor, which TensorFlow's C++ code rejects: then it is replaced by its value.
 
 They are installed while a call is recorded or followed, and while any lazy tensor is alive.
 
@@ -137,7 +137,7 @@ def without_handler(operation: Any) -> Any:
 
 
 def handle(handler: Handler | None) -> None:
-    """Sets the thread's handler directly, where an error kept `handling` from restoring it."""
+    """Sets the thread's handler directly, after an error kept `handling` from restoring it."""
     _thread.handler = handler
 
 
@@ -193,7 +193,7 @@ def _fast_path(ctx: Any, op: str, name: Any, *args: Any) -> Any:
 
 
 def _surely(operation: Any) -> Any:
-    """Runs an operation past the hooks, once more if an error of the runtime's own came before it."""
+    """Runs an operation past the hooks; retries once after a fault of the runtime."""
     try:
         return operation()
     except Exception as error:
@@ -252,7 +252,7 @@ def run_execute(device: Any, op: Any, inputs: Any, attrs: Any, outputs: int, can
 def run_fast(op: str, name: Any, args: tuple[Any, ...]) -> Any:
     """Runs an operation now, past the hooks, and records it on the tapes with the lazy tensors it was given.
 
-    TensorFlow would record the eager tensors behind them, which no tape watches.
+    TensorFlow would record their eager tensors, which no tape watches.
     """
     ctx = context.context()
     if not has_lazy(args):
@@ -263,7 +263,7 @@ def run_fast(op: str, name: Any, args: tuple[Any, ...]) -> Any:
     assert signature is not None
     args = settle(signature, args)  # so that tapes see variable reads
     real = unwrap(args)
-    # An `EagerPyFunc` asks whether anything is recording, and must get the true answer.
+    # An `EagerPyFunc` checks whether anything is recording, so recording must not be stopped.
     with contextlib.nullcontext() if op == "EagerPyFunc" else record.stop_recording():
         result = fast_execute(ctx, op, name, *real)
     _record_after(op, args, result)
@@ -350,17 +350,17 @@ def _constant_hook(value: Any, ctx: Any, dtype: Any = None) -> Any:
 
 @passes
 def make_constant(value: Any, dtype: Any) -> Any:
-    """Makes an eager tensor of a Python value, past the hooks."""
+    """Converts a Python value to an eager tensor, past the hooks."""
     if has_lazy((value,)):
         value = unwrap(value)
     return _convert_to_eager_tensor(value, context.context(), dtype)
 
 
 def as_constant(value: Any, spec: Spec) -> Const:
-    """Returns a Python value as the constant that TensorFlow makes of it; raises what TensorFlow raises."""
+    """Returns a Python value as the constant that TensorFlow converts it to; raises what TensorFlow raises."""
     tensor = make_constant(value, spec.dtype)
     if value.__class__ is float and value == 0.0 and spec.dtype.is_floating:
-        # TensorFlow caches tensors of Python numbers, and its cache takes -0.0 for 0.0.
+        # TensorFlow caches tensors of Python numbers, and its cache does not distinguish -0.0 from 0.0.
         return Const(float(tensor), value)
     if isinstance(value, (np.ndarray, np.generic)) and tf.dtypes.as_dtype(value.dtype) != spec.dtype:
         array = array_in(tensor)  # converted to the dtype of another input
@@ -412,7 +412,7 @@ def _record_gradient_hook(op: str, inputs: Any, attrs: Any, outputs: Any, scope:
 def _offering(function: Any, event: str) -> Any:
     """Returns `function`, which puts an operation with a backward function on tapes, wrapped to offer it to the tapes.
 
-    They take it by their `event`, and put it on the tapes later, or refuse.
+    Their `event` returns whether they take it over, to put it on the tapes later.
     """
 
     @passes
@@ -509,7 +509,7 @@ _HOOKS += [
 
 @passes
 def _put_hook(self: Any, key: Any, value: Any) -> None:
-    """Keeps lazy tensors out of the cache of gradient functions, where they would keep the hooks installed for good."""
+    """Keeps lazy tensors out of the cache of gradient functions, where they would keep the hooks installed forever."""
     if type(value) is not LazyTensor:
         _put(self, key, value)
 

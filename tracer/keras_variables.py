@@ -1,13 +1,13 @@
-"""Keras' variables: their arithmetic, and writes to variables, answered before Keras' and TensorFlow's Python runs.
+"""Keras variables: their arithmetic, and writes to variables, answered before Keras' and TensorFlow's Python runs.
 
-`v * 0.9` on a Keras variable goes through a wrapper for sparse tensors, two conversions and the promotion of types, in
-50 us, before it issues the operation; `v.assign(x)` converts, compares shapes, casts, and makes an object that stands
-for the new value, in 30. Optimizers, moving averages and soft updates that people write themselves do little else. As
-with the operators of tensors, the handler is asked for the operation that an earlier call issued at this point; in
-every other case Keras' own function is called, on the value if the variable has been read.
+`v * 0.9` on a Keras variable goes through a wrapper for sparse tensors, two conversions and type promotion, in 50 us,
+before it issues the operation; `v.assign(x)` converts, compares shapes, casts, and creates an object for the new value,
+in 30. Hand-written optimizers, moving averages and soft updates do little else. As with the operators of tensors, the
+handler answers if it expects the same operation as in an earlier call; in every other case Keras' own function is
+called, with the value if the variable has been read.
 
-Relies on what these do: `keras_numpy` issues one operation on operands of one dtype, and `KerasVariable.assign` and
-`tf.Variable.assign` write a tensor of the variable's dtype and shape as it is.
+Relies on the implementations: `keras_numpy` issues one operation for operands of one dtype, and `KerasVariable.assign`
+and `tf.Variable.assign` write a tensor of the variable's dtype and shape without conversion.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _answered(operator: Any, function: Callable[[Any, Any], Any], op: str, refle
 
 
 def _is_plain(other: Any, dtype: Any) -> bool:
-    """Returns whether Keras takes an operand as it is beside a variable of this dtype, or makes a tensor of that."""
+    """Returns whether an operand has a variable's dtype, or is a Python number, which Keras converts to it."""
     kind = type(other)
     if kind is LazyTensor or kind is EagerTensor:
         return other.dtype is dtype
@@ -82,7 +82,7 @@ def _is_plain(other: Any, dtype: Any) -> bool:
 
 
 def _fits(variable: Any, value: Any) -> bool:
-    """Returns whether a write issues nothing but the operation: no conversion, no failure."""
+    """Returns whether a write issues only the operation: no conversion, no error."""
     kind = type(value)
     return (
         (kind is LazyTensor or kind is EagerTensor)
@@ -94,7 +94,7 @@ def _fits(variable: Any, value: Any) -> bool:
 
 
 def _assigning(assign: Any) -> Any:
-    """For Keras: returns the value, as Keras does, and makes no object that stands for the new one."""
+    """Wraps Keras' `assign`; the wrapper returns the value, as Keras does, without an object for the new one."""
 
     @passes
     @functools.wraps(assign)
@@ -120,7 +120,7 @@ def _assigning(assign: Any) -> Any:
 
 
 def _writing(method: Any, issue: Callable[[Any, Any], Any]) -> Any:
-    """For TensorFlow."""
+    """Wraps a TensorFlow variable's write."""
 
     @passes
     @functools.wraps(method)

@@ -59,7 +59,7 @@ class LazyTensor(ops._EagerTensorBase):
             if const is not None:
                 try:
                     value = eager_constant(const.value, self._out.spec)
-                except Exception as error:  # retry: TensorFlow's C++ code may be the caller, in mid-work
+                except Exception as error:  # retry: the caller may be TensorFlow's C++ code in the middle of something
                     if not absorbs(error):
                         raise
                     value = eager_constant(const.value, self._out.spec)

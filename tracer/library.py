@@ -1,7 +1,7 @@
 """Library: wrappers of the entry points of Keras, of TensorFlow's gradients and of registered libraries.
 
-A wrapper replaces a method of a public class, or a function, and asks the running thread's handler first:
-`handler.library(function, args, kwargs)` may answer with a memoized call. Without a handler, and inside another wrapped
+A wrapper replaces a method of a public class, or a function, and calls the running thread's handler first:
+`handler.library(function, args, kwargs)` may answer by a memoized call. Without a handler, and inside another wrapped
 call, the original runs as usual. Functions that issue a single operation are wrapped by `answers` instead.
 
 Relies on: lookup of `keras.layers.Layer.__call__` and the like on the classes; Keras' thread-local global state
@@ -42,8 +42,8 @@ _WRAPPED += [
     for name in ("update_state", "result")
 ]
 
-# TensorFlow functions that issue many operations, or few behind 10 to 20 us of Python, where a memoized call takes 4.
-# None that may fail for the values of tensors (`gather`): Keras adds the layer and its arguments to such errors.
+# TensorFlow functions that issue many operations, or few after 10 to 20 us of Python; a memoized call takes 4. None of
+# them may fail for the values of tensors (as `gather`): Keras adds the layer and its arguments to such errors.
 _FUNCTIONS = (
     "clip_by_global_norm", "clip_by_norm", "clip_by_value", "einsum", "norm", "one_hot", "ones", "pad", "range",
     "tensordot", "zeros", "linalg.global_norm", "linalg.norm", "math.reduce_logsumexp", "math.reduce_std",
@@ -53,10 +53,10 @@ _FUNCTIONS = (
       "near", "negative", "non_negative", "non_positive", "none_equal", "positive")),
 )  # fmt: skip
 
-# These depend on their arguments and the device alone, unless the arguments hold objects: on none of Keras' scopes.
+# These depend only on their arguments and the device, not on Keras' scopes, unless the arguments hold objects.
 plain: frozenset[Any] = frozenset(functools.reduce(getattr, path.split("."), tf) for path in _FUNCTIONS)
 
-# What `keras.config` reports, read directly: each of its functions would be a call, and every memoized call needs all.
+# The state of `keras.config`, read directly: its functions would be a call each, and every memoized call needs all.
 _CONFIG: dict[str, Any] = vars(keras_config)
 
 # The originals.
@@ -79,7 +79,7 @@ _wrappers: dict[Any, Any] = {}  # wrappers of functions, by original
 
 def install() -> None:
     """Installs the wrappers for good; without a handler one costs 0.2 us per call."""
-    with hooks.installing:  # two threads may make their first functions at a time
+    with hooks.installing:  # two threads may decorate their first functions at once
         if _hooks.users:
             return
         known = set()
@@ -95,7 +95,7 @@ def install() -> None:
             _name(door, paths[0])
             for path in paths:
                 _hooks.add(*_place_of(path), door)
-        # A write that no `__setattr__` sees: a list that grows.
+        # A write without `__setattr__`: it appends to a list.
         _hooks.add(keras.layers.Layer, "add_loss", _telling(keras.layers.Layer.add_loss))
         _hooks.hold()
 
@@ -106,7 +106,7 @@ def _place_of(path: str) -> tuple[Any, str]:
 
 
 def _name(door: Any, path: str) -> None:
-    # Where `pickle` finds it. The original keeps its own name, for those who import it from where it is defined.
+    # The name by which `pickle` finds it. The original keeps its own, for imports from its defining module.
     door.__module__, door.__qualname__ = "tensorflow", path
 
 
@@ -131,19 +131,19 @@ def register(module: types.ModuleType) -> None:
 
 
 def wrap_pure(function: types.FunctionType) -> Any:
-    """Returns a wrapper of a function of the program's that does nothing but compute."""
+    """Returns a wrapper of a function of the program that only computes."""
     door = _wrap(function)
     _pure.add(function)
     return door
 
 
 def behind(function: types.FunctionType) -> Any:
-    """Returns the original behind a wrapper; other functions as they are."""
+    """Returns the original of a wrapper; other functions unchanged."""
     return function.__wrapped__ if function.__code__ is _WRAPPER_CODE else function  # type: ignore[attr-defined]
 
 
 def is_wrapper(function: types.FunctionType) -> bool:
-    """Returns whether calls of a function are handed to the handler already."""
+    """Returns whether calls of a function already go to the handler."""
     return function.__code__ is _WRAPPER_CODE
 
 
@@ -218,9 +218,9 @@ _CALL = "current_call_ctx"  # the only mutable one among these objects
 
 
 def call_context() -> dict[str, Any] | None:
-    """Returns what the current outermost layer and those inside it have noted for later layers, or None.
+    """Returns what the current outermost layer and those inside it have set for later layers, or None.
 
-    For example, each layer notes whether it is training, which is the default for layers that are not told.
+    For example, each layer sets whether it is training, the default for layers without that argument.
     """
     context = vars(global_state.GLOBAL_STATE_TRACKER).get(_CALL)
     return None if context is None else vars(context)
@@ -235,7 +235,7 @@ def _settings() -> tuple[Any, ...]:
 
 
 def has_strategy() -> bool:
-    """Returns `tf.distribute.has_strategy()`, which is slow to say no, by a fast path."""
+    """Returns `tf.distribute.has_strategy()`, with a fast path for the common False."""
     return bool(ops.get_default_graph()._distribution_strategy_stack) and tf.distribute.has_strategy()
 
 

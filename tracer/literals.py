@@ -49,7 +49,7 @@ class Opaque:
 
 
 def word(text: str) -> str:
-    """Returns a name, quoted if `Line.word` could not tell where it ends."""
+    """Returns a name, quoted if `Line.word` could not find its end."""
     return text if _WORD.fullmatch(text) else repr(text)
 
 
@@ -338,6 +338,6 @@ def _make_array(dtype: np.dtype[Any], shape: list[int], items: Any, bits: str | 
     if bits is not None:
         return np.frombuffer(bytes.fromhex(bits), dtype).reshape(shape).copy()
     flat = np.empty(len(items), dtype)
-    for i, item in enumerate(items):  # one by one, or NumPy would turn lists in an object array into dimensions
+    for i, item in enumerate(items):  # one by one: NumPy would turn lists in an object array into dimensions
         flat[i] = item
     return flat.reshape(shape)

@@ -102,8 +102,8 @@ def is_user(code: CodeType) -> bool:
     return found[1]
 
 
-# What may happen to an exception on its way out: nothing; Keras adds the layer it came from; the present managers and
-# `finally` clauses let it pass, though others might not the next time; the program catches it.
+# What may happen to a propagating exception: nothing; Keras adds the layer it came from; the current managers and
+# `finally` clauses let it pass, though others might not next time; the program catches it.
 FREE, NAMED, PASSED, CAUGHT = range(4)
 
 
@@ -128,7 +128,7 @@ def user_frames() -> tuple[Frame, ...]:
 
 
 def _walk(frame: Any, judging: bool) -> tuple[list[Frame], bool, bool, bool]:
-    """Returns the user frames from here outwards, and, if `judging`, what an error meets on its way."""
+    """Returns the user frames from here outwards, and, if `judging`, whether an error is named, passed, caught."""
     stack = []
     named = passed = caught = False
     while frame is not None:
@@ -167,7 +167,7 @@ def _lets_pass(frame: Any, guard: bool | Guard) -> bool:
 
 
 def _generator_lets_pass(frame: Any) -> bool:
-    """Returns whether a suspended generator lets errors pass that are raised where it waits."""
+    """Returns whether a suspended generator lets errors pass that are raised at its `yield`."""
     code = frame.f_code
     return _lets_pass(frame, guard_of(code, frame.f_lasti, frame.f_globals, trusted=not is_user(code)))
 

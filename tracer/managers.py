@@ -1,8 +1,8 @@
 """Managers: the context managers that a frame is inside of, and whether their cleanup could affect an error.
 
-A deferred operation fails later than eagerly, so its failure escapes the `with` and `try` statements around it. That
-makes no difference if they let every error pass, do not look at it, and issue no operations of their own. This is
-decided by the actual manager in the frame, not by its name, and by the bytecode of the cleanup code.
+A deferred operation fails later than eagerly, so its error escapes the `with` and `try` statements around it. That
+makes no difference if they let every error pass, do not inspect it, and issue no operations. This is decided from the
+actual manager in the frame, not its name, and from the bytecode of the cleanup code.
 
 Relies on: the position of a frame's value stack in CPython 3.11 to 3.13, tested at import; the instructions that `dis`
 reports; `contextlib._GeneratorContextManager.gen`, `contextlib.ExitStack._exit_callbacks`.
@@ -56,8 +56,8 @@ def item_of(frame: FrameType, place: int) -> Any:
 def lets_pass(leave: Any, stored: frozenset[str], is_user: Callable[[CodeType], bool], passes: Any) -> bool:
     """Returns whether this `__exit__` lets every error pass and acts the same with and without one.
 
-    `stored` has the attributes that the statement's body writes. `passes(frame)` decides the same for the place where a
-    suspended generator's frame is.
+    `stored` has the attributes that the statement's body writes. `passes(frame)` decides the same for a suspended
+    generator's frame.
     """
     manager = getattr(leave, "__self__", None)
     if type(leave) is BuiltinMethodType:
@@ -70,7 +70,7 @@ def lets_pass(leave: Any, stored: frozenset[str], is_user: Callable[[CodeType], 
         return frame is not None and bool(passes(frame))
     if function in _PASSING:
         return True
-    if function is _LEAVE_STACK:  # what it has entered so far, of which each is left by its own `__exit__`
+    if function is _LEAVE_STACK:  # the managers entered so far, each with its own `__exit__`
         entered: Any = manager._exit_callbacks if type(manager) is contextlib.ExitStack else [(False, None)]  # type: ignore
         return all(lets_pass(leave, stored, is_user, passes) for _, leave in entered)
     cleanup = cleanup_of(function.__code__)
@@ -89,7 +89,7 @@ _PASSING = {contextlib.nullcontext.__exit__, contextlib.redirect_stdout.__exit__
 
 
 def add_passing(*functions: Any) -> None:
-    """Declares that these `__exit__` functions let every error pass, where their code does not show it."""
+    """Declares that these `__exit__` functions let every error pass, if their code does not show it."""
     _PASSING.update(functions)
 
 
@@ -103,7 +103,7 @@ class Cleanup:
     chains: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)  # loads: kind, name, attributes
     stores: list[tuple[str, str, str]] = field(default_factory=list)  # writes: object's kind and name, attribute
     attributes: set[str] = field(default_factory=set)  # names of the variables and attributes it loads, and `ITEMS`
-    others: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)  # classes of errors, caught before it
+    others: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)  # exception classes caught before it
 
     def note(self, kind: str, name: str, path: tuple[str, ...]) -> None:
         """Adds a load."""
@@ -172,7 +172,7 @@ def _single(instructions: Iterable[dis.Instruction]) -> Iterator[tuple[str, Any]
 def scan(
     cleanup: Cleanup, instructions: Iterable[dis.Instruction], arguments: tuple[str, ...] = (), handling: bool = False
 ) -> None:
-    """Adds the effects of these instructions to `cleanup`; `handling` says that they are part of a handler."""
+    """Adds the effects of these instructions to `cleanup`; `handling`: whether they are part of a handler."""
     path: list[str] | None = None  # attributes of the load in progress
     root = "", ""
     copied: list[tuple[str, str]] = []  # objects with an attribute that is read and then written
@@ -212,29 +212,29 @@ def scan(
         cleanup.harmless = False
 
 
-# Whatever is loaded must be plain: it cannot issue an operation, or look at an error.
+# Everything loaded must be plain: unable to issue an operation or inspect an error.
 
 _SCALARS = frozenset({int, float, str, bool, bytes, type(None)})
 _GROWING = {list: ("append", "clear"), collections.deque: ("append", "appendleft", "clear"), set: ("add", "clear"),
             logging.Logger: ("debug", "info", "warning", "error", "critical", "log")}  # fmt: skip
 _FUNCTIONS = {print, len, round, abs, repr, *(f for m in (time, math) for f in vars(m).values() if callable(f))}
 _CLASSES = {int, float, str, bool}
-ITEMS = "[]"  # stands for the items of any container, where the names are that code reads or writes
-_LISTED = 100  # items of a container that are looked at
+ITEMS = "[]"  # stands for the items of any container, among the names that code reads or writes
+_LISTED = 100  # largest container that is searched
 _FAILURES: list[type] = []
 _UNFORESEEN: list[type] = []
 
 
 def add_failures(failures: tuple[type, ...], unforeseen: tuple[type, ...]) -> None:
-    """Declares the classes of errors that operations fail with, and those of them that any operation may fail with."""
+    """Declares the exception classes of operations, and those among them that any operation may raise."""
     _FAILURES.extend(failures)
     _UNFORESEEN.extend(unforeseen)
 
 
 def is_of_others(caught: Any) -> bool:
-    """Returns whether this is a class of errors, or a tuple of such, that none is of with which an operation fails.
+    """Returns whether this is an exception class, or a tuple of such, that no operation raises.
 
-    What any operation may fail with, running out of memory, is not foreseen anywhere, and counts for none.
+    Those that any operation may raise (out of memory) are not foreseen anywhere, and do not count.
     """
     if type(caught) is tuple:
         return all(map(is_of_others, caught))
@@ -333,7 +333,7 @@ def _is_plain(value: Any, path: tuple[str, ...], depth: int) -> bool:
 
 
 def _has_scalars(value: Any) -> bool:
-    """Returns whether this is a container of Python's that has only scalars in it, and not too many."""
+    """Returns whether this is a small builtin container of scalars."""
     if type(value) not in (list, tuple, dict, collections.Counter) or len(value) > _LISTED:
         return False
     if isinstance(value, dict):

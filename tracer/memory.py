@@ -1,11 +1,11 @@
-"""Memory: the words of CPython's objects that tell whether a dict, list, set or class has been changed.
+"""Memory: the words of CPython objects that show whether a dict, list, set or class has changed.
 
-CPython gives a dict, and a class, another version number with each write, whoever writes and by whatever means. With
-the pointers inside of lists and sets, these numbers tell of hundreds of objects that they are as they were, in the time
-that Python takes to look at twenty of them: NumPy picks the words out of memory.
+CPython changes the version number of a dict, and of a class, on every write, by whatever means. Together with the
+pointers in lists and sets, these numbers show that hundreds of objects are unchanged, in the time that Python takes to
+inspect twenty of them: NumPy gathers the words from memory.
 
-Relies on the layout of objects in CPython 3.10 to 3.13, which is tried out on import; where it is another one, there
-are no words. The owners of all words have to be alive.
+Relies on the layout of objects in CPython 3.10 to 3.13, which is tested at import; with any other layout, `KNOWN` is
+false. The owners of all words must be alive.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ Words = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.intp]
 
 _WORD = 8
-_FIRST, _LAST = 8, 1 << 47  # addresses that NumPy is given
+_FIRST, _LAST = 8, 1 << 47  # the range of addresses that `MEMORY` covers
 _HEAP = 1 << 9  # flag of classes whose attributes can be set
 
-# Where things are in an object.
+# Byte offsets in objects.
 _DICT_VERSION, _DICT_VALUES = 24, 40
 _LENGTH, _ITEMS = 16, 24  # of a list
 _SET_FILL, _SET_USED, _SET_MASK, _SET_TABLE = 16, 24, 32, 40
 _ENTRY = 16  # of a set: an object and its hash
-_SLOTS = (-24, -32)  # where an instance has its dict, if its class does not say it
+_SLOTS = (-24, -32)  # of an instance's dict pointer, if its class has no offset
 
 MEMORY: Words = np.ctypeslib.as_array((ctypes.c_uint64 * ((_LAST - _FIRST) // _WORD)).from_address(_FIRST))
 
 
 def word(address: int) -> int:
-    """Returns what is in memory at an address."""
+    """Returns the word at an address."""
     return ctypes.c_uint64.from_address(address).value
 
 
 def places(addresses: Sequence[int]) -> Places:
-    """Returns what `words` takes for these addresses."""
+    """Returns the indexes into `MEMORY` of these addresses, for `words`."""
     return (np.array(addresses, np.intp) - _FIRST) // _WORD
 
 
 def words(where: Places) -> bytes:
-    """Returns what is in memory at some places."""
+    """Returns the words at these places, as bytes."""
     return MEMORY[where].tobytes()
 
 
@@ -57,12 +57,12 @@ def dict_places(holder: dict[Any, Any]) -> list[int]:
 
 
 def slot_of(holder: Any) -> int | None:
-    """Returns the address at which an instance refers to its dict, if that is known."""
+    """Returns the address of an instance's pointer to its dict, or None if unknown."""
     held = holder.__dict__
     for offset in (*_SLOTS, type(holder).__dictoffset__):
         if (offset > 0 or offset in _SLOTS) and word(id(holder) + offset) == id(held):
             if sys.version_info >= (3, 13) and word(id(held) + _DICT_VALUES):
-                # Values inside of the instance are written without another version. A key that is no string ends that.
+                # Writes to inline values do not change the version. A key that is not a string disables those.
                 held[0] = None
                 del held[0]
             return id(holder) + offset
@@ -70,38 +70,38 @@ def slot_of(holder: Any) -> int | None:
 
 
 def list_places(holder: list[Any], most: int) -> tuple[list[int], list[int]]:
-    """Returns the addresses of a list's length and items, the latter good while the former are the same."""
+    """Returns the addresses of a list's head, and of its items, which are valid while the head is unchanged."""
     start = word(id(holder) + _ITEMS)
     items = [start + _WORD * number for number in range(min(list.__len__(holder), most))]
     return [id(holder) + _LENGTH, id(holder) + _ITEMS], items
 
 
 def set_places(holder: Any, most: int) -> tuple[list[int], list[int]]:
-    """Returns the same of a set."""
+    """Returns the same for a set."""
     start, slots = word(id(holder) + _SET_TABLE), (word(id(holder) + _SET_MASK) + 1) * bool(set.__len__(holder))
     heads = [id(holder) + offset for offset in (_SET_FILL, _SET_USED, _SET_MASK, _SET_TABLE)]
     return heads, [start + _ENTRY * number for number in range(min(slots, most))]
 
 
 def array_places(holder: npt.NDArray[Any]) -> list[int]:
-    """Returns the addresses of the words that an array's data lie in."""
+    """Returns the addresses of the words that hold an array's data."""
     start, end = np.lib.array_utils.byte_bounds(holder)
     return list(range(start // _WORD * _WORD, end, _WORD))
 
 
 def class_places(kind: type) -> list[int]:
-    """Returns the address of a class's version: `type.__setattr__` clears it, the next lookup sets it anew.
+    """Returns the address of a class's version, which `type.__setattr__` clears, and the next lookup sets anew.
 
-    That is the same for what is set on a base of the class.
+    Attributes set on a base of the class clear it, too.
     """
     if CLASS_VERSION is None or not kind.__flags__ & _HEAP:
         return []
-    _ = kind.__init__  # type: ignore[misc]  # a lookup along its bases, which gives the class a version if it has none
+    _ = kind.__init__  # type: ignore[misc]  # a lookup, which assigns a version if there is none
     return [id(kind) + CLASS_VERSION]
 
 
 def class_version(kind: type) -> tuple[ctypes.c_uint, int] | None:
-    """Returns where a class has its version, and what it is, 0 if it has none; None if the class never changes."""
+    """Returns the cell of a class's version, and its value (0: no version); None if the class is immutable."""
     if not kind.__flags__ & _HEAP:
         return None
     if CLASS_VERSION is None:
@@ -136,7 +136,7 @@ def _half(kind: type, offset: int) -> int:
 
 
 def _sees_writes() -> bool:
-    """Returns whether each kind of change is seen where it is expected to be."""
+    """Returns whether each kind of change shows in the expected words."""
 
     class Probe:
         number: object = 0
@@ -151,7 +151,7 @@ def _sees_writes() -> bool:
         *set_places(names, 9)[1],
     ])  # fmt: skip
     seen = [words(where)]
-    for number in range(40):  # what runs often is run by other instructions
+    for number in range(40):  # often enough for specialised instructions
         probe.number = object()
         seen.append(words(where))
         own["number"] = number
@@ -168,5 +168,5 @@ def _sees_writes() -> bool:
 
 CLASS_VERSION = _find_class_version() if sys.implementation.name == "cpython" else None
 
-# Whether there are words to look at.
+# Whether the layout is known, so that words can be read.
 KNOWN = CLASS_VERSION is not None and ctypes.sizeof(ctypes.c_void_p) == _WORD and _sees_writes()

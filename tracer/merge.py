@@ -37,7 +37,7 @@ def _new_node(graph: TraceGraph, call: OpCall) -> Node:
 
 
 def host_reason(call: OpCall) -> str | None:
-    """Returns why an operation must be a host op, run on its own; None if a segment may contain it."""
+    """Returns why an operation must be a host op, which runs on its own; None if a segment may contain it."""
     if call.host is not None:
         return call.host
     signature = signature_of(call.op)

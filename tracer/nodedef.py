@@ -50,7 +50,7 @@ def write_constant(node: Any, value: Any, enum: int) -> Symbol:
 def write_operation(
     node: Any, op: str, inputs: list[Any], attrs: tuple[Any, ...], constant: Callable[[Any, int], Symbol]
 ) -> None:
-    """Turns `node`, already named, into an operation with these inputs and attributes (names and values in turn).
+    """Turns `node`, already named, into an operation with these inputs and attributes (alternating names and values).
 
     Inputs are symbols or Python values, as lists for list arguments; `constant` makes symbols of values. Raises
     `NotImplementedError` for an unregistered operation or a missing attribute.
@@ -83,11 +83,11 @@ def write_operation(
 
 MAX_ATTRS = 1000
 _PLAIN_ATTRS = (int, bool, str, tf.DType)
-_attr_values: dict[tuple[str, type, Any], Any] = {}  # by kind of attribute, and type and value of what it is made of
+_attr_values: dict[tuple[str, type, Any], Any] = {}  # by the attribute's kind, and the type and value
 
 
 def _attr_value(value: Any, kind: str, name: str) -> Any:
-    """Returns the message for an attribute; that of a plain value is made once, for whoever copies it."""
+    """Returns the protocol message for an attribute, cached for plain values; the caller must copy it."""
     if type(value) not in _PLAIN_ATTRS:
         return op_def_library.value_to_attr_value(value, kind, name)
     key = kind, type(value), value

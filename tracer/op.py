@@ -76,7 +76,7 @@ _double, _two_doubles = struct.Struct("d").pack, struct.Struct("dd").pack
 
 
 def freeze(value: Any) -> Any:
-    """Returns a hashable stand-in; two are equal exactly where an operation treats the values alike.
+    """Returns a hashable form of a value; two are equal exactly if an operation treats the values alike.
 
     That means same type and same bits: 0.0 is not -0.0, and NaNs differ by sign and payload. Raises `TypeError` for a
     value that cannot be compared by value.
@@ -97,7 +97,7 @@ def freeze(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         if value.dtype == object:
             return (kind, value.shape, freeze(value.tolist()))  # the shape, since a list of no items has lost it
-        # The base class's `tobytes` gives a masked array's data alone. Several dtypes have the `str` "<V1".
+        # The base class's `tobytes` omits a masked array's mask. Several dtypes have the `str` "<V1".
         return (kind, value.dtype, value.shape, np.ndarray.tobytes(value))
     if isinstance(value, np.generic):
         return (kind, value.dtype, value.tobytes())
@@ -126,7 +126,7 @@ def array_in(tensor: Any) -> np.ndarray[Any, Any]:
 
 
 def as_array(value: Any) -> np.ndarray[Any, Any]:
-    """Returns a tensor's value, as TensorFlow gives it, as an array; a scalar string as an object array of shape ().
+    """Returns a tensor's value, as TensorFlow returns it, as an array; a scalar string as an object array of shape ().
 
     NumPy's own dtype for bytes would strip trailing NULs.
     """
@@ -188,7 +188,7 @@ def signature_of(op: str) -> Signature | None:
         inputs=tuple(a.name for a in definition.input_arg),
         lists=tuple(is_list(a) for a in definition.input_arg),
         output_lists=tuple(is_list(a) for a in definition.output_arg),
-        # An op with a seed draws new numbers on each run, even where it is declared stateless.
+        # An op with a seed draws new numbers on each run, even if it is declared stateless.
         stateful=stateful or any(attr.name == "seed2" for attr in definition.attr),
         definition=definition,
     )

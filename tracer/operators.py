@@ -1,7 +1,7 @@
 """Operators: arithmetic and indexing of tensors and variables, answered before TensorFlow's Python runs.
 
 `a + b` on tensors goes through name scopes, type promotion, conversion and dispatch, 3 us in all, before it issues the
-operation; `x[:, t]` makes three tensors of lists on its way, in 100 us. If the thread's handler expects exactly this
+operation; `x[:, t]` converts three lists to tensors first, in 100 us. If the thread's handler expects exactly this
 operation on these tensors next, an earlier call went through all that with the same outcome. In every other case
 TensorFlow's operator is called as usual.
 """
@@ -32,7 +32,7 @@ _UNCONVERTED = ("sub", "mul", "pow", "lt", "le", "gt", "ge")  # a number on the 
 
 
 def operand_of(value: Any, other: Any, handler: Handler) -> Any:
-    """Returns `other` as the tensor that TensorFlow makes of it beside `value`; None where that is not obvious."""
+    """Returns `other` as the tensor that TensorFlow converts it to in an operation with `value`; None if in doubt."""
     kind = type(other)
     if kind is LazyTensor or kind is EagerTensor:
         return other

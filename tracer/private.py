@@ -6,7 +6,7 @@ Relies on TensorFlow 2.21; `tests/tracer/test_private.py` pins what each part mu
 * `context`, `core`, `record`, `ops`: the eager context and its device name, the exceptions of the fast path, whether
   tapes record, `EagerTensor` and its base class.
 * `context.internal_operation_seed`, `context.global_seed`: the seeds of operations without one.
-* `constant_op.convert_to_eager_tensor`: makes tensors of Python values.
+* `constant_op.convert_to_eager_tensor`: converts Python values to tensors.
 * `op_def_registry`: the definitions of operations.
 * `node_def_pb2`, `op_def_library.value_to_attr_value`: an operation as a `NodeDef`.
 * `func_graph`, `ops._create_c_op`, `handle_data_util`, `cpp_shape_inference_pb2`: a graph that runs shape functions, an
@@ -16,8 +16,8 @@ Relies on TensorFlow 2.21; `tests/tracer/test_private.py` pins what each part mu
 * `global_state`: Keras' thread-local scopes and policies, and its random state (`global_seed_generator`).
 * `keras_losses.scale_loss_for_distribution`, `unscale_loss_for_distribution`: looked up on each use, they divide and
   multiply losses by the number of replicas.
-* `KerasNode`: a call in the graph of a functional model; `keras_tracking`: the lists, dicts and sets that Keras makes
-  of a layer's, and the `Tracker` that they tell of what is put into them.
+* `KerasNode`: a call in the graph of a functional model; `keras_tracking`: the lists, dicts and sets by which Keras
+  replaces a layer's, and the `Tracker` that they notify of additions.
 * `context.anonymous_name`: each `VarHandleOp` of that name makes its own variable, which dies with its handle.
 * `Context._rng`: the generator of seeds for operations without one, after `tf.random.set_seed`.
 * `binary_assert`, `plain_assert`: what every value assertion of `tf.debugging` ends in: each tests the truth of one
@@ -37,11 +37,11 @@ Relies on TensorFlow 2.21; `tests/tracer/test_private.py` pins what each part mu
 * `Model._initial_epoch`: the epoch at which Keras' `BackupAndRestore` resumes training.
 * `Trackable._serialize_to_tensors`, `_LEGACY_SAVEABLE_NAME`: what `tf.train.Checkpoint` writes of an object, and under
   which name.
-* `is_resource_variable`, `CompositeTensor`: what C++ would convert where no hook sees it.
+* `is_resource_variable`, `CompositeTensor`: what C++ would convert past the hooks.
 * `ResourceVariable`, `variable_accessed`: what `tf.Variable(...)` makes, how it is read, and how tapes are notified.
-* `gen_resource_variable_ops`: what the methods of a variable issue that write to it; `_lazy_read`: what they return.
-* `KerasVariable`: the class whose operators call functions of `keras_numpy` on its `_value`, a `tf.Variable`, as its
-  `assign` writes to that; all ask `global_state` for an `autocast_scope` and a `stateless_scope`.
+* `gen_resource_variable_ops`: the operations issued by a variable's writing methods; `_lazy_read`: what those return.
+* `KerasVariable`: the class whose operators call functions of `keras_numpy` on its `_value`, a `tf.Variable`, which its
+  `assign` writes; all check `global_state` for an `autocast_scope` and a `stateless_scope`.
 * `DatasetV2._functions`, `_inputs`: the functions that a dataset runs, and its input datasets.
 * `FuncRegistry`: kernels of `py_function` and `numpy_function` call its single instance with a token, a device and
   arguments; the result must be eager tensors or arrays, by exact type.

@@ -1,7 +1,6 @@
 """Rebuild: output specs of an operation for other inputs, from TensorFlow's own shape functions.
 
-Relies on `ops._create_c_op`, `Operation._from_c_op`, and on handle data, which describes the variable behind a
-resource.
+Relies on `ops._create_c_op`, `Operation._from_c_op`, and on handle data, which describes a resource's variable.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ def _proto_of(shape: tuple[int, ...] | None) -> Any:
 
 
 _scratch = _Scratch()
-_lock = threading.RLock()  # two threads in one graph would take each other's names
+_lock = threading.RLock()  # names would collide if two threads used one graph
 
 
 def infer_outputs(op: str, entry: str, attrs: tuple[Any, ...], parts: tuple[Any, ...]) -> Any:
@@ -125,7 +124,7 @@ def infer_outputs(op: str, entry: str, attrs: tuple[Any, ...], parts: tuple[Any,
             inputs = [scratch.symbol(p) for p in parts]
             inputs = grouped(op, attrs, inputs) if entry == "execute" else inputs
             outputs = scratch.shapes(op, inputs, attrs)
-        except Exception:  # TensorFlow cannot build it: the caller runs it as it is
+        except Exception:  # TensorFlow cannot build it: the caller runs it unchanged
             answer = None
         else:
             answer = tuple(

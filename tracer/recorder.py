@@ -30,11 +30,11 @@ class Recorder:
         self.device = intercept.device_in_scope()
         self.counts: Counter[Any] = counts if counts is not None else Counter()
         self.known: dict[int, tuple[str, Const | None]] = {}  # by tensor id: its source, and its value if constant
-        self.failed: BaseException | None = None  # the runtime's own first error; recording stops there
+        self.failed: BaseException | None = None  # the first fault of the runtime; recording stops there
         self.strict = False  # whether such an error is raised into the program
 
     def fault(self, error: BaseException) -> bool:
-        """Stops recording after an error of the runtime's own, unless `strict`; operations go on running."""
+        """Stops recording after a fault of the runtime, unless `strict`; operations still run."""
         if self.strict or not absorbs(error):
             return False
         self.failed = self.failed or error
@@ -64,7 +64,7 @@ class Recorder:
         return result
 
     def _guarded(self, note: Any, *about: Any) -> None:
-        """Records an operation that has run; an error in doing so goes to `fault`."""
+        """Records an operation that has run; passes errors in doing so to `fault`."""
         try:
             note(*about)
         except Exception as error:

@@ -10,7 +10,7 @@ A kernel counts as new if its seeds were just drawn. Two draws of one seed out o
 program gives the same result of `tf.compat.v1.get_seed`, share a stream in eager mode and start a new one here.
 
 Relies on `Context._rng`, on `context.internal_operation_seed`, which `random_seed.get_seed` looks up on each use, and
-on how that makes a pair of it.
+on how that combines it into a pair.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ internal_operation_seed = context.internal_operation_seed
 
 
 def noting_operation_seed() -> int:
-    """Replaces TensorFlow's function: draws a seed for an operation as that does, and notes it."""
+    """Replaces TensorFlow's function: draws a seed for an operation in the same way, and keeps it as pending."""
     if _drawn.returned:
         generator_then, seed = _drawn.returned.popleft()
         if generator_then is not generator():  # a seed was set meanwhile
@@ -71,7 +71,7 @@ def noting_operation_seed() -> int:
         seed = internal_operation_seed()
     try:
         _note(seed)
-    except Exception as error:  # it is drawn; its kernel will just not count as new
+    except Exception as error:  # it has been drawn; its kernel will just not count as new
         if not absorbs(error):
             raise
     return seed

@@ -23,7 +23,7 @@ INTEGERS = frozenset({types_pb2.DT_INT32, types_pb2.DT_INT64})
 
 
 class Spec:
-    """The dtype and exact shape of a tensor; for a resource also those of the variable behind it.
+    """The dtype and exact shape of a tensor; for a resource also those of its variable.
 
     Specs are interned: equal specs are the same object as long as one of them is alive.
     """
@@ -39,7 +39,7 @@ class Spec:
 
     @property
     def size(self) -> int:
-        """The size in bytes of such a tensor, or of the variable behind a resource; at least 1 per element."""
+        """The size in bytes of such a tensor, or of a resource's variable; at least 1 per element."""
         if self.handle is None:
             return math.prod(self.shape) * int(max(self.dtype.size, 1))
         return sum(math.prod(shape or ()) * int(max(tf.dtypes.as_dtype(enum).size, 1)) for enum, shape in self.handle)
@@ -60,10 +60,9 @@ def _behind(enum: int, shape: tuple[int, ...] | None) -> str:
     return f"{tf.dtypes.as_dtype(enum).name}{_dims(shape)}"
 
 
-_lock = threading.RLock()  # reentrant, as garbage collection may come back here
+_lock = threading.RLock()  # reentrant, as garbage collection may call this
 _interned: weakref.WeakValueDictionary[Any, Spec] = weakref.WeakValueDictionary()
-# The specs asked for last: a look-up in a dictionary of weak references takes 7 us, and recording an operation makes
-# three of them.
+# Recently used specs: a lookup in a dictionary of weak references takes 7 us, and recording an operation makes three.
 _recent: dict[Any, Spec] = {}
 MAX_RECENT = 4096
 
@@ -73,7 +72,7 @@ def intern_spec(enum: int, shape: tuple[int, ...], handle: Any = None) -> Spec:
     key = (enum, shape, handle)
     spec = _recent.get(key)
     if spec is None:
-        with _lock:  # two threads with different objects would never agree again
+        with _lock:  # else two threads could intern different objects
             spec = _interned.get(key)
             if spec is None:
                 spec = _interned[key] = Spec(enum, shape, handle)
@@ -84,7 +83,7 @@ def intern_spec(enum: int, shape: tuple[int, ...], handle: Any = None) -> Spec:
 
 
 def describe_handle(tensor: Any) -> tuple[tuple[int, tuple[int, ...] | None], ...] | None:
-    """Returns the dtype enum and shape of each value behind a resource or variant; None if unknown."""
+    """Returns the dtype enum and shape of each value that a resource or variant holds; None if unknown."""
     data = getattr(tensor, "_handle_data", None)
     if data is None or not data.is_set:
         return None

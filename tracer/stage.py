@@ -1,7 +1,7 @@
 """Stage: runs Python on tensors without values, and collects the operations it issues as a block.
 
-Operations arrive through the hooks, as those of a running program do, so a block holds exactly what eager TensorFlow
-would run. Nothing is executed, and whatever needs a value is refused.
+Operations arrive through the hooks, like those of a running program, so a block holds exactly what eager TensorFlow
+would run. Nothing is executed, and anything that needs a value is refused.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Stage:
         self.outer = outer
         self.captured = captured
         self.arguments: list[LazyTensor] = []
-        self.given: list[Any] = []  # the outer stage's tensor behind each argument, or None
+        self.given: list[Any] = []  # the outer stage's tensor for each argument, or None
         self._step = Step(None, None, Node(0, "Entry", "entry", (), Location((), 0)), None, (), {}, {}, ())
         self._count = 0
         self._shown: dict[int, LazyTensor] = {}  # arguments by the id of the outer tensor
@@ -73,7 +73,7 @@ class Stage:
         return new_lazy(Output(out.spec), CONST, self)
 
     def own(self, value: Any) -> Any:
-        """Returns a tensor as one of this stage, adding an argument if needed; constants are returned as they are."""
+        """Returns a tensor as one of this stage, adding an argument if needed; constants are returned unchanged."""
         if type(value) is LazyTensor and (value._run is self or value._out.const is not None):
             return value
         if self.outer is None:
@@ -115,7 +115,7 @@ class Stage:
         return False
 
     def execute(self, device: Any, op: Any, inputs: Any, attrs: Any, outputs: int, cancel: Any) -> Any:
-        """Refuses what is issued by name: functions, and operations with unusual arguments."""
+        """Refuses operations issued by name: functions, and operations with unusual arguments."""
         raise Refused(f"{op.decode() if isinstance(op, bytes) else op} is issued by name")
 
     def constant(self, value: Any, dtype: Any) -> Any:

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 from tracer.source import function_of
 
-# Statements inside which an expression may ask for a truth value; what is decided is the statement as a whole.
+# Statements in which an expression may test a truth value; the decision is that of the whole statement.
 Simple = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Return
 
 
 class Decision(NamedTuple):
-    """A place where Python asks for a truth value: the statement it decides, and how.
+    """A place where Python tests a truth value: the statement it decides, and how.
 
     For an `if` that leaves the enclosing loop, the statement is that loop, rotated to start at the `if`.
     """
@@ -27,12 +27,12 @@ class Decision(NamedTuple):
     negated: bool  # whether the opposite of the truth decides (`while not x`)
     rest: tuple[ast.stmt, ...] | None = None  # of a branch: what runs after it; None inside a loop, `try` or `with`
     next: ast.stmt | None = None  # of a branch: the statement that follows, if there is only one
-    leaves: ast.If | None = None  # of a loop over a range: the `if` that asks, and only leaves the loop
+    leaves: ast.If | None = None  # of a loop over a range: the `if` that tests, and only leaves the loop
     unread: frozenset[str] = frozenset()  # of a branch: names it assigns that nothing else reads
 
     @property
     def asks_often(self) -> bool:
-        """Whether several truth values may be asked for before the decision is made."""
+        """Whether several truth values may be tested before the decision is made."""
         test = getattr(self.statement, "test", None)
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             test = test.operand
@@ -46,16 +46,16 @@ class Decision(NamedTuple):
 
 
 def decision_at(code: CodeType, offset: int, namespace: dict[str, Any]) -> Decision | None:
-    """Returns what the instruction at byte `offset` decides: whether a loop goes on, which way an `if` takes, the value
-    of an expression, or whether an assertion holds.
+    """Returns what the instruction at byte `offset` decides: whether a loop continues, which branch an `if` takes, the
+    value of an expression, or whether an assertion holds.
 
     The test of a loop must be a plain expression, several joined by one of `and` and `or`, or negations of such.
-    Whichever operand asks, its answer then decides whether the loop goes on. (The instruction does not reliably tell
-    which one it is.)
+    Whichever operand is tested, its truth then decides whether the loop continues. (The instruction does not reliably
+    identify the operand.)
     """
     positions = getattr(code, "co_positions", None)
     name = dis.opname[code.co_code[offset]]
-    if positions is None or not ("JUMP" in name or name == "TO_BOOL"):  # a call may ask as well, for example `any`
+    if positions is None or not ("JUMP" in name or name == "TO_BOOL"):  # a call may test it as well, for example `any`
         return None
     if code.co_name in _COMPREHENSIONS:
         return Decision(_given(code), False)
@@ -71,7 +71,7 @@ def decision_at(code: CodeType, offset: int, namespace: dict[str, Any]) -> Decis
         if isinstance(statement, ast.If):
             negated = _asked(statement, place)
             if negated is None and _is_within(place, statement.test, statement):
-                negated = False  # its operands ask several times, in some order
+                negated = False  # its operands are tested several times, in some order
             if negated is not None:
                 return _branch(function, statement, negated)
         if isinstance(statement, Simple) and _is_within(place, statement):
@@ -116,7 +116,7 @@ def call_at(code: CodeType, offset: int, namespace: dict[str, Any]) -> Decision 
     return None
 
 
-# Code objects that are not functions: a truth value asked for there decides the statement around the comprehension.
+# Code objects that are not functions: a truth value tested there decides the statement around the comprehension.
 _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
 
 
@@ -142,7 +142,7 @@ def _returned(function: ast.Lambda) -> ast.Return:
 
 @functools.lru_cache(maxsize=1024)
 def _given(code: CodeType) -> ast.Return:
-    """Returns a `return` that stands for a comprehension, of which is known only that it produces a value."""
+    """Returns a `return` that stands for a comprehension, about which only that it produces a value is known."""
     return ast.Return(None, lineno=code.co_firstlineno, end_lineno=code.co_firstlineno, col_offset=0, end_col_offset=0)
 
 
@@ -210,7 +210,7 @@ def line_of(code: CodeType, statement: ast.stmt) -> int | None:
 
 
 def _asked(statement: ast.While | ast.If, place: tuple[int, int, int, int]) -> bool | None:
-    """Returns whether the truth value asked for at a place decides a statement by its opposite, or None."""
+    """Returns whether the truth value tested at a place decides a statement negated; None if it decides nothing."""
     if not _is_within(place, statement.test, statement):
         return None
     test = statement.test
@@ -225,12 +225,12 @@ def _asked(statement: ast.While | ast.If, place: tuple[int, int, int, int]) -> b
 
 
 def is_plain(test: ast.AST) -> bool:
-    """Whether evaluating a test asks for no truth value on the way."""
+    """Whether evaluating a test needs no truth value in between."""
     return not any(asks(node) for node in ast.walk(test))
 
 
 def is_chain(test: ast.expr) -> bool:
-    """Whether a test is true exactly if all truth values it asks for are, and stops asking at the first that is not."""
+    """Whether a test is true exactly if all the truth values it tests are, and stops at the first false one."""
     if isinstance(test, ast.BoolOp):
         return isinstance(test.op, ast.And) and all(map(is_chain, test.values))
     parts = [test.left, *test.comparators] if isinstance(test, ast.Compare) else [test]
@@ -259,7 +259,7 @@ def _is_alone(function: ast.FunctionDef, statement: ast.stmt) -> bool:
 
 
 def asks(node: ast.AST) -> bool:
-    """Whether evaluating an expression asks for a truth value on the way, or keeps a value on the stack meanwhile."""
+    """Whether evaluating an expression tests a truth value in between, or keeps a value on the stack meanwhile."""
     if isinstance(node, ast.Compare):
         return len(node.ops) > 1
     return isinstance(node, (ast.BoolOp, ast.IfExp, ast.NamedExpr, ast.ListComp, ast.SetComp, ast.DictComp,
@@ -267,7 +267,7 @@ def asks(node: ast.AST) -> bool:
 
 
 def _seen_from(loop: ast.While, number: int, negated: bool) -> Decision | None:
-    """Returns the loop rotated to start at statement `number` of its body, an `if` of which one way leaves the loop."""
+    """Returns the loop rotated to start at statement `number` of its body, an `if` with one branch that leaves it."""
     statement = loop.body[number]
     assert isinstance(statement, ast.If)
     leaves = [_leaves(statement.body), _leaves(statement.orelse)]
@@ -287,7 +287,7 @@ def _is_left(loop: ast.For, branch: ast.If) -> bool:
     if not isinstance(numbers, ast.Call) or not isinstance(numbers.func, ast.Name) or numbers.func.id != "range":
         return False
     if isinstance(branch.test, (ast.BoolOp, ast.Compare)) and is_chain(branch.test) and asks(branch.test):
-        return False  # after one operand the next would be asked
+        return False  # the next operand would be tested after this one
     if not isinstance(loop.target, ast.Name) or numbers.keywords or branch.orelse:
         return False
     if len(branch.body) != 1 or not isinstance(branch.body[0], ast.Break) or not 1 <= len(numbers.args) <= 3:

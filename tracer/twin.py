@@ -1,8 +1,8 @@
-"""Twins: functions compiled anew so that every call in them passes a door.
+"""Twins: functions recompiled so that every call in them goes through a `door`.
 
-In a twin, `f(x)` is `door(f)(x)`, where the door returns what is to be called: `f`, or a wrapper that may answer for
-it. File, lines, columns, names, cells, defaults and globals are the original's. A function has a twin if its source is
-known, compiles to it, and does not look at its own frames.
+In a twin, `f(x)` is `door(f)(x)`, where the door returns what to call: `f`, or a wrapper that may answer in its place.
+File, lines, columns, names, cells, defaults and globals are the original's. A function has a twin if its source is
+known, compiles to it, and does not inspect frames.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ Door = Any  # called with what a program calls; returns what to call
 
 _MARK = "tracer.twin: a door"
 
-# Names of what looks at the frames of its callers, which would find those of a wrapper's.
+# Names of functions that inspect their callers' frames, and would find a wrapper's.
 _OF_FRAMES = frozenset("""
     _getframe currentframe stack getouterframes getinnerframes extract_stack print_stack format_stack findCaller warn
     warn_explicit f_back trace _current_frames settrace setprofile
 """.split())  # noqa: SIM905
-# These mean the frame that they are called in, or compile calls of their own.
+# These refer to the frame that they are called in, or compile calls themselves.
 _OF_THIS_FRAME = frozenset({"super", "locals", "globals", "vars", "dir", "eval", "exec", "breakpoint"})
 
-# By code, which is kept alive: codes of different files are equal where they do the same on the same lines.
+# By id of code, which is kept alive; not by equality, as code objects of different files may compare equal.
 _twins: dict[int, tuple[CodeType, CodeType | None]] = {}
 MAX_TWINS = 4096
 
 
 def looks_at_frames(code: CodeType) -> bool:
-    """Returns whether code asks for the frames that have called it."""
+    """Returns whether code may inspect its callers' frames."""
     return not _OF_FRAMES.isdisjoint(code.co_names)
 
 
@@ -59,7 +59,7 @@ def twin_of(function: FunctionType, door: Door) -> FunctionType | None:
 
 
 class _Doors(ast.NodeTransformer):
-    """Has each call pass the door."""
+    """Routes each call through the door."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
@@ -88,7 +88,7 @@ def _compile(code: CodeType, namespace: dict[str, Any], door: Door) -> CodeType 
         kwarg=arguments.kwarg and _bare(arguments.kwarg),
         defaults=[],
     )
-    # The tree is shared with others who ask for the source.
+    # Copied, as `function_of` caches the tree.
     body = [_Doors().visit(statement) for statement in copy.deepcopy(node.body)]
     inner = ast.FunctionDef(
         name=node.name, args=without_defaults, body=body, decorator_list=[], returns=None, type_comment=None
@@ -128,7 +128,7 @@ def _names(code: CodeType) -> tuple[str, ...]:
 
 
 def _is_mangled(name: str) -> bool:
-    # `__x` in a class is `_Class__x`, which only a class around the twin would make of it.
+    # `__x` in a class is `_Class__x`; compiling the twin outside the class would not mangle it.
     return name.startswith("_") and "__" in name[1:] and not name.endswith("__")
 
 
@@ -141,7 +141,7 @@ def _at(made: Any, node: Any) -> Any:
 
 
 def _with_door(made: CodeType, code: CodeType, door: Door) -> CodeType:
-    """Returns the code with doors for marks, and with the names that the original's functions have."""
+    """Returns the code with marks replaced by the door, and with the original's qualified names."""
 
     def filled(each: CodeType, qualname: str | None) -> CodeType:
         consts = tuple(

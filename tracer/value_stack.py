@@ -1,8 +1,8 @@
-"""Value stack: what a frame is about to work on, as seen by a trace function at an opcode event.
+"""Value stack: the operands of a frame's next instruction, as seen by a trace function at an opcode event.
 
-Relies on CPython 3.11: where a frame object keeps its interpreter frame, and that its function, stack pointer and
-values are there. `available()` finds out by looking at a frame whose values are known. While a trace function runs, the
-stack pointer is stored.
+Relies on CPython 3.11: the offsets of a frame object's interpreter frame, and of its function, stack pointer and
+values. `available()` checks them on a frame with known values. While a trace function runs, the stack pointer is
+stored.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ NULL: Any = type("NULL", (), {"__slots__": (), "__repr__": lambda self: "NULL"})
 
 
 def top(frame: FrameType, depth: int = 0) -> Any:
-    """Returns the value `depth` below the top of the stack; `NULL` where there is none."""
+    """Returns the value `depth` below the top of the stack; `NULL` if there is none."""
     inner = _pointer(id(frame) + _FRAME).value or 0
     place = inner + _VALUES + _POINTER * (_count(inner + _STACKTOP).value - 1 - depth)
     return _object(place).value if _pointer(place).value else NULL
 
 
 def local(frame: FrameType, number: int) -> Any:
-    """Returns what is in one of the frame's fast locals, such as a cell."""
+    """Returns the content of one of the frame's fast locals, such as a cell; `NULL` if it is unbound."""
     inner = _pointer(id(frame) + _FRAME).value or 0
     place = inner + _VALUES + _POINTER * number
     return _object(place).value if _pointer(place).value else NULL
@@ -55,9 +55,9 @@ def function_of_frame(frame: FrameType) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def instructions(code: CodeType) -> dict[int, tuple[str, Any, Any]]:
-    """Returns the name, argument and its value of the instruction that each opcode event of a code stands for.
+    """Returns the name, argument and argument value of each instruction, by the offset of its opcode event.
 
-    An instruction behind `EXTENDED_ARG`s has its event at the first of them.
+    An instruction with `EXTENDED_ARG`s has its event at the first of them.
     """
     found: dict[int, tuple[str, Any, Any]] = {}
     first: int | None = None

@@ -1,7 +1,7 @@
 """Variables: reads of variables used as operands, answered before TensorFlow's Python runs.
 
-Using a `tf.Variable` beside a tensor (`x @ kernel + bias`) takes 15 us of Python to convert, colocate and read it, 10
-of them around the operation. If the thread's handler expects the read next, it takes 3.
+Using a `tf.Variable` in an operation with a tensor (`x @ kernel + bias`) takes 15 us of Python to convert, colocate and
+read it, 10 of them around the operation. If the thread's handler expects the read next, it takes 3.
 
 Relies on what `value` and `_read_variable_op` do: notify tapes, set `_variable_read`, and issue `ReadVariableOp`.
 """

@@ -1,4 +1,4 @@
-"""Wiring: the sources of an operation's inputs within the current segment, computed where no known step matches."""
+"""Wiring: the sources of an operation's inputs within the current segment, computed if no known step matches."""
 
 from __future__ import annotations
 
