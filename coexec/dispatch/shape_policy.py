@@ -14,7 +14,7 @@ from tracer.private import EagerTensor
 
 
 class Verdict(enum.IntEnum):
-    """How a call is to run; truthy if it is to be followed."""
+    """How to run a call; truthy if by following it."""
 
     PLAIN = 0
     FOLLOW = 1

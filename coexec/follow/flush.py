@@ -114,7 +114,7 @@ def _settle_others(run: CallState, feeds: list[Any], handles: set[int]) -> None:
 def flush(run: CallState, awaited: Step | None = None) -> None:
     """Runs all pending operations of a followed call.
 
-    `awaited`: the operation that causes this where the program issues it, as it may fail.
+    `awaited`: the operation being issued, if this runs because it may fail.
     """
     with run.lock:
         cursor = run.cursor

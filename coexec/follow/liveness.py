@@ -33,7 +33,7 @@ def referenced(values: list[Any]) -> list[int]:
 
 
 def present(values: list[Any]) -> list[int]:
-    """Returns the indices of the entries that are not None; most are, as nothing needed them."""
+    """Returns the indices of the entries that are not None, which are few: most tensors are not needed."""
     return [i for i, value in enumerate(values) if value is not None]
 
 

@@ -8,7 +8,7 @@ Computed names are missed.
 
 The check is one or two reads of memory before each call (`tracer.memory`): 0.4 to 1 us in a tight loop for 10 to 120
 objects. Only if a word differs, its object's contents are compared: most writes change nothing relevant. Modules that
-libraries are built on are excluded, and so are functions themselves: there are hundreds of either behind each call.
+libraries are built on are excluded, and so are functions themselves: there are hundreds of either in each call.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class PurityProof:
         self._made: dict[int, tuple[Any, tuple[str, ...], Any]] = {}
 
     def start(self, refuse: Callable[[str], None]) -> None:
-        """Does nothing: the observer calls `admits` for each frame."""
+        """Does nothing: the observer calls `admits` and `admits_call`."""
 
     def stop(self) -> None:
         """Does nothing, likewise."""

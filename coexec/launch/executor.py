@@ -46,7 +46,7 @@ class SegmentExecutor:
         self._generation = 0  # counts calls of `clear`
         self._began = time.monotonic()
         self._spent = 0.0  # seconds spent compiling
-        self._asked: defaultdict[Any, set[int]] = defaultdict(set)  # by XLA: segments' hashes by place; kept by `clear`
+        self._asked: defaultdict[Any, set[int]] = defaultdict(set)  # XLA, for these segments; kept by `clear`
         self._lock = threading.RLock()
         self._all: list[Compiled] = []
         self._executables: weakref.WeakValueDictionary[Any, Executable] = weakref.WeakValueDictionary()
