@@ -165,6 +165,7 @@ class Cursor:
         self.seeds[step.draws - 1 :] = [pair]
 
     def _feed(self, value: Any, k: int, step: Step, inputs: tuple[Any, ...]) -> bool:
+        """Returns whether a value is, or can become, feed `k` of a step; appends a new feed to `externals`."""
         externals = self.externals
         if k > len(externals):
             return False

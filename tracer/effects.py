@@ -441,6 +441,7 @@ def _forget(key: int, _: Any) -> None:
 
 
 def _hook(kind: type) -> None:
+    """Replaces `__setattr__` of a class by one that notifies watchers."""
     if kind in _hooks:
         return
     original: Any = kind.__setattr__

@@ -200,7 +200,7 @@ def joined(stages: list[Stage], first: list[Any] | None = None) -> tuple[list[An
 
 
 def _plain(attr: Any) -> Any:
-    """Returns an attribute's value as TensorFlow's fast path takes it."""
+    """Returns an attribute's value as TensorFlow's fast path takes it; raises `Refused` for other kinds."""
     kind = attr.WhichOneof("value")
     if kind == "type":
         return attr.type

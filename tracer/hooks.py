@@ -100,7 +100,7 @@ class HookSet(Hooks):
         self._others: list[_Hook] = []
 
     def add(self, target: Any, name: str, hook: Any) -> None:
-        """Adds a hook; if the set is held, installs it at once."""
+        """Adds a hook, and installs it if the set is held; ValueError if the attribute is hooked already."""
         with _lock:
             if any(each.target is target and each.name == name for each in self._hooks):
                 raise ValueError(f"{name} of {target} is replaced already")

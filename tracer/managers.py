@@ -299,6 +299,7 @@ def _only_writes(value: Any, attribute: str) -> bool:
 
 
 def _is_plain(value: Any, path: tuple[str, ...], depth: int) -> bool:
+    """Returns whether the attribute chain `path` of a value leads to something plain, running no code."""
     for n, name in enumerate(path):
         last = n == len(path) - 1
         kind: Any = type(value)

@@ -112,6 +112,8 @@ def class_version(kind: type) -> tuple[ctypes.c_uint, int] | None:
 
 
 def _find_class_version() -> int | None:
+    """Returns the offset of a class's version, by observing which word changes; None if that is ambiguous."""
+
     class Base:
         number = 0
 

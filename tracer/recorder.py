@@ -137,6 +137,7 @@ class Recorder:
         self.trace.calls.insert(at, OpCall(op, entry, None, attrs, (), (), (), (), None, location, guarded, reason))
 
     def _note(self, at: int, entry: str, op: str, name: Any, inputs: Any, attrs: Any, args: Any, result: Any) -> None:
+        """Inserts the op call into the trace at `at`, the position at which it began."""
         location, guarded = self._locate(op)
         sources: list[str] = []
         try:
@@ -159,6 +160,7 @@ class Recorder:
         self.trace.calls.insert(at, call)
 
     def _part(self, op: str, i: int, value: Any, args: Any, sources: list[str] | None) -> Any:
+        """Returns the variant key part of an input; appends its source to `sources`, if given."""
         kind = type(value)
         if kind is LazyTensor:
             source, const = (value._out.node.op if value._out.node else "constant"), value._out.const

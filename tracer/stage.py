@@ -119,7 +119,7 @@ class Stage:
         raise Refused(f"{op.decode() if isinstance(op, bytes) else op} is issued by name")
 
     def constant(self, value: Any, dtype: Any) -> Any:
-        """Returns a tensor of a small Python value."""
+        """Returns a tensor of a small Python value; refuses large ones."""
         out, _ = constant_output(value, dtype) if small(value) else (None, None)
         if out is None:
             raise Refused("a large constant is made")
@@ -138,7 +138,7 @@ class Stage:
         raise Refused("a library asks for the truth of a tensor")
 
     def fast(self, op: str, name: Any, args: tuple[Any, ...]) -> Any:
-        """Stages an operation and returns its outputs. Variable reads become captures."""
+        """Stages an operation and returns its outputs, or raises `Refused`. Variable reads become captures."""
         signature = signature_of(op)
         if signature is None:
             raise Refused(f"{op} is no operation")
@@ -157,6 +157,7 @@ class Stage:
             raise Refused(f"{op} cannot be written down: {error}") from None
 
     def _write(self, op: str, name: Any, signature: Signature, inputs: Any, attrs: Any) -> Any:
+        """Stages an operation; raises `Refused` if its output shapes depend on values."""
         freeze(attrs)
         slots: list[int] = []
         consts: dict[int, Const] = {}
@@ -234,6 +235,7 @@ class Stage:
         return lazies[0] if step.single else step.arrange(lazies)
 
     def _input(self, op: str, signature: Signature, i: int, value: Any, args: Any) -> tuple[int, Any, Const | None]:
+        """Returns the slot of an input, its part of the variant key, and its constant, if it is one."""
         if isinstance(value, EagerTensor):
             tensor = self.own(value)
             const, spec = tensor._out.const, tensor._out.spec

@@ -71,6 +71,7 @@ class _Doors(ast.NodeTransformer):
 
 
 def _compile(code: CodeType, namespace: dict[str, Any], door: Door) -> CodeType | None:
+    """Returns the code of a function's twin, or None if it has none."""
     if looks_at_frames(code) or code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
         return None
     node = function_of(code, namespace)

@@ -96,6 +96,7 @@ class Wiring:
         return bool(self.args) and self.signature.lists[i]
 
     def _input(self, path: Any, value: Any, fed: bool) -> tuple[int, Any, Const | None]:
+        """Returns an input's slot, its part of the variant key, and its constant, if it is one and not `fed`."""
         kind = type(value)
         if kind is LazyTensor:
             const, spec = value._out.const, value._out.spec
@@ -126,6 +127,7 @@ class Wiring:
         return self._external(make_constant(value, spec.dtype), spec, True), spec, None
 
     def _external(self, real: Any, spec: Spec, made: bool = False) -> int:
+        """Returns the slot of a feed, adding a new one; `made`: converted from a constant."""
         place: int | None = self.cursor.place(real)
         if place is not None:
             return -1 - place

@@ -134,6 +134,7 @@ class Controller:
             self.ledger.cause(Kind.BACKOFF, text, self.name)
 
     def _call(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Decides how a call runs, and runs it; `attempt` keeps its progress."""
         self.ledger.count("calls")
         self.whole = 0, 0
         mode = modes.current()
@@ -171,6 +172,7 @@ class Controller:
             attempt.holds = False
 
     def _options_under(self, mode: modes.Mode) -> Options:
+        """Returns the options as the mode changes them; counts calls for `validate_every`."""
         validating = False
         if mode.validate_every:
             validating = self._unvalidated % mode.validate_every == 0
@@ -185,6 +187,7 @@ class Controller:
     def _run_watched(
         self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any], directory: str | None
     ) -> Any:
+        """Runs a call imperatively under the NaN watch."""
         self.ledger.count("imperative")
         intercept.hold()
         try:
@@ -205,6 +208,7 @@ class Controller:
     def _run_plainly(
         self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any], tally: Tally | None = None
     ) -> Any:
+        """Runs a call imperatively, and notes its time, also in `tally` if given."""
         self.land()
         self.ledger.count("imperative")
         began = time.perf_counter()
@@ -217,6 +221,7 @@ class Controller:
                 tally.seconds += seconds
 
     def _record(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a call with a recorder, and merges its trace into the graph."""
         self.land()
         recorder = Recorder(Trace())
         recorder.strict = self.options.strict
@@ -236,6 +241,7 @@ class Controller:
         self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options, settled: bool,
         invests: bool,
     ) -> Any:  # fmt: skip
+        """Follows a call; then learns from it, and charges its time. `invests`: whether it learns another size."""
         self._followed += 1
         kind = TimedFollower if is_timed(self._followed) else Follower
         following = attempt.following = kind(

@@ -51,6 +51,7 @@ def with_signature(function: Callable[..., Any], signature: Any) -> Callable[...
 
 
 def _convert(spec: Any, value: Any, name: str) -> Any:
+    """Returns `value` converted to `spec`, or raises TypeError; `name` is for the message."""
     if isinstance(spec, Mapping):
         if not isinstance(value, Mapping) or value.keys() != spec.keys():
             raise TypeError(f"{name} is {value!r}, where the input_signature has the keys {sorted(spec)}")

@@ -40,6 +40,7 @@ def _eager(lazy: LazyTensor) -> Any:
 
 
 def _find(value: Any, found: list[LazyTensor], places: Counter[int], seen: set[int]) -> None:
+    """Appends the lazy tensors in `value` to `found`, and counts in `places` how often each occurs."""
     kind = type(value)
     if kind is LazyTensor:
         if not places[id(value)]:
@@ -57,6 +58,7 @@ def _rebuilt(kind: type) -> bool:
 
 
 def _replace(value: Any, real: dict[int, Any], seen: set[int]) -> Any:
+    """Replaces lazy tensors by those in `real`, in place in lists and dicts; returns the value, or a new tuple."""
     kind = type(value)
     if kind is LazyTensor:
         return real.get(id(value), value)

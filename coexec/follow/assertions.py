@@ -61,6 +61,7 @@ def _assert(condition: Any, message: list[str]) -> None:
 
 
 def _noted(run: CallState, condition: LazyTensor, describe: Callable[[Cursor], Assertion]) -> bool:
+    """Makes an assertion the next operation of the call; returns False if that is impossible."""
     if run.recorder is not None or condition._out.spec is not FLAG or not answers(answering_handler(), run):
         return False
     with run.lock:

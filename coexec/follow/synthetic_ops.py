@@ -36,7 +36,7 @@ def issue(
 
 
 def next_step(cursor: Cursor, op: str, attrs: tuple[Any, ...], inputs: tuple[Any, ...], specs: list[Any]) -> Step:
-    """Advances a followed call's cursor over an operation that the program did not issue; needs the call's lock."""
+    """Moves the cursor over an operation that the program did not issue, or raises `Refused`; needs the call's lock."""
     step = cursor.advance(op, inputs, attrs)
     if step is None:
         frames, guarded = call_stack()

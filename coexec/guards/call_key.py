@@ -79,6 +79,7 @@ class CallArguments:
         raise (CannotMemoizeArray if kind is np.ndarray else CannotMemoize)(f"an argument is a {kind.__name__}")
 
     def _tensor(self, value: Any) -> Any:
+        """Returns a tensor's key: its source in the call, or its number and spec if it is a constant or new."""
         given = value
         if type(value) is LazyTensor:
             out = value._out

@@ -46,7 +46,7 @@ _CLASSES = frozenset({
 
 
 class StateGuards:
-    """Guards of what was read; `hold()` checks them."""
+    """Guards of what was read; `hold()` checks them. Adding one raises `Refused` if something cannot be guarded."""
 
     def __init__(self, allowed: Callable[[Any], bool]) -> None:
         self.functions: dict[int, dict[int, Any]] = {}  # the program's, by id of their code and their own id
@@ -282,6 +282,7 @@ class StateGuards:
         self._looked.add(id(kind))
 
     def _container(self, place: str, value: Any) -> None:
+        """Guards a list, tuple or dict: its type, length, keys and items."""
         kind = type(value)
         if kind in (list, tuple, dict) or kind.__module__ in _TRACKING:
             ours = True
@@ -312,6 +313,7 @@ class StateGuards:
             self._check(self._let(f"{place}[{number}]"), item)
 
     def _object(self, place: str, value: Any) -> None:
+        """Guards an object of the program by identity and class; `look_further` guards its attributes."""
         kind = type(value)
         if not kind.__flags__ & HEAP:
             raise Refused(f"it looks at a {kind.__qualname__}")

@@ -44,7 +44,7 @@ _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.Class
 class WatchedState:
     """The guards of what one call has read, and what it has changed.
 
-    `original` returns the original of a twin.
+    The methods raise `Refused` for what cannot be guarded. `original` returns the original of a twin.
     """
 
     def __init__(self, original: Callable[[Any], Any]) -> None:
@@ -156,6 +156,7 @@ class WatchedState:
             raise Refused(f"it reads a {kind.__name__} that was there before")
 
     def attribute(self, holder: Any, name: str) -> Any:
+        """Guards an attribute that is about to be read, by how its holder stores it."""
         kind = type(holder)
         if isinstance(holder, _UNASKED):
             return

@@ -46,7 +46,7 @@ class SegmentExecutor:
         self._generation = 0  # counts calls of `clear`
         self._began = time.monotonic()
         self._spent = 0.0  # seconds spent compiling
-        self._asked: defaultdict[Any, set[int]] = defaultdict(set)  # XLA, for these segments; kept by `clear`
+        self._asked: defaultdict[Any, set[int]] = defaultdict(set)  # segments given to XLA, by place; kept by `clear`
         self._lock = threading.RLock()
         self._all: list[Compiled] = []
         self._executables: weakref.WeakValueDictionary[Any, Executable] = weakref.WeakValueDictionary()
@@ -292,6 +292,7 @@ class SegmentExecutor:
         return last.visits >= tuning.compile_often or self._spent < budget
 
     def _emit(self, compiled: Compiled, last: Step, backend: str) -> Executable | None:
+        """Returns an executable for the segment by this backend, or None, with the reason noted."""
         plan = self._plan(compiled, last, backend)
         if plan is None:
             return None
@@ -321,6 +322,7 @@ class SegmentExecutor:
         return plan
 
     def _new(self, plan: Plan, backend: str, place: str, given: dict[Any, int] | None = None) -> Executable | None:
+        """Compiles a plan; returns None, with the reason noted, if that fails."""
         try:
             executable = Executable(plan, backend, given)
         except Exception as error:  # what cannot be emitted runs by other means, with the reason noted

@@ -217,6 +217,7 @@ def _made(inputs: list[Any]) -> list[Any]:
 
 
 def _input(step: Step, i: int, slot: int, real: list[Any], feeds: list[Any]) -> Any:
+    """Returns the value of input `i`: a constant, a tensor of the segment, a feed, or a list of these."""
     if slot == LIST:
         slots, consts = step.lists[i]
         return [

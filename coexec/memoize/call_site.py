@@ -87,6 +87,7 @@ class CallSites:
         return call(function, args, kwargs)
 
     def _call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Finds the region of a call, by its argument guard or its key; skips, observes or just runs the call."""
         run = self.run
         tapes = run.tapes
         if run.recorder is not None or tapes.foreign:
@@ -222,6 +223,7 @@ class CallSites:
     # Keys.
 
     def _key(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: CallArguments) -> Any:
+        """Returns the key of a call, and collects its tensors in `arguments`; raises `CannotMemoize`."""
         self._kept = []
         taped = not tape_is_empty()
         around = self._surroundings.environment(self._kept)
@@ -324,6 +326,7 @@ class CallSites:
         region.start.pattern = region.pattern
 
     def _fits(self, region: Region, arguments: CallArguments | GivenTensors) -> bool:
+        """Returns whether a region may be skipped here and now: whether it starts here and its guards hold."""
         run = self.run
         cursor = run.cursor
         if cursor.step is not region.start or len(run.values) != region.start.end:
@@ -358,6 +361,7 @@ class CallSites:
     def _jump(
         self, region: Region, function: Any, args: tuple[Any, ...], arguments: CallArguments | GivenTensors
     ) -> Any:
+        """Skips a region's operations; returns the call's result."""
         run = self.run
         cursor, tapes = run.cursor, run.tapes
         # What may raise comes before the call counts as skipped, or is tried once more.

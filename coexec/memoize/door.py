@@ -113,6 +113,7 @@ def _helper(function: Function) -> Helper | None:
 
 
 def _make(function: Function) -> Helper | None:
+    """Returns a new helper for a function, or None if calls of it cannot be memoized."""
     code = function.__code__
     if code.co_flags & _UNSUITABLE or is_wrapper(function) or helper_of(function) is not None:
         return None

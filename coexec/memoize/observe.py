@@ -265,7 +265,7 @@ class Observation:
         self._compare(before, agreed)
 
     def _compare(self, before: int, agreed: bool) -> None:
-        """Draws the conclusion from whether a run agreed with the `before` earlier ones."""
+        """Reports a run that disagreed with the `before` earlier ones; raises `CannotMemoize` if that recurs."""
         if before > 1 and not agreed:
             self._found()
         elif before and not agreed:

@@ -121,6 +121,7 @@ class _Wiring:
 
 
 def _alike(one: Step, wiring: _Wiring, other: Step, other_wiring: _Wiring) -> bool:
+    """Whether two steps are the same operation with the same wiring, up to sizes."""
     a, b = one.node, other.node
     if a is None or b is None or a.head is not b.head or (a is not b and freeze(a.attrs) != freeze(b.attrs)):
         return False
@@ -173,6 +174,7 @@ def _source(feed: tuple[str, Any]) -> Any:
 
 
 def _form(form: Any, wiring: _Wiring) -> Any:
+    """Returns the form of a result with its tensors named by `wiring`, for comparison."""
     kind = form[0]
     if kind is list or kind is tuple:
         return kind, [_form(f, wiring) for f in form[1]]

@@ -77,6 +77,7 @@ class BackwardCalls:
         return results
 
     def _make(self, backward: Backward, cotangents: tuple[Any, ...]) -> tuple[Any, Exception | None]:
+        """Calls a function; returns its results and None, or None and its error."""
         tapes, heard = self._run.tapes, self.heard
         if heard is not None:
             heard.begins(backward, cotangents)
