@@ -86,10 +86,11 @@ def test_a_rewritten_program_is_followed_as_eager(name):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("part", range(4))  # so that workers share them
 @pytest.mark.parametrize("base", ["raw", "mlp"])
-def test_all_rewritten_programs_are_followed_as_eager(base):
+def test_all_rewritten_programs_are_followed_as_eager(base, part):
     bench = Bench(__main__.source_of(base), FEW)
-    rows = [bench.measure((name,)) for name in rewrites.REWRITES]
+    rows = [bench.measure((name,)) for name in list(rewrites.REWRITES)[part::4]]
     assert not [(row.name, row.error) for row in rows if row.wrong]
-    assert sum(row.followed == 1.0 for row in rows) > len(rewrites.REWRITES) / 2
+    assert sum(row.followed == 1.0 for row in rows) > len(rows) / 2
