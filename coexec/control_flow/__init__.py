@@ -1,7 +1,7 @@
-"""Control flow on the device: loops, branches and calls of graph functions, decided without a wait in Python.
+"""Control flow on the device: loops, branches and calls of graph functions, decided by the device instead of Python.
 
-In comes the truth of a tensor that running code asks for; out come operations of the segment, and the place where
-Python resumes. `trace` turns statements into blocks of operations, `grad` makes their VJPs, `run` launches them and
+Takes a tensor that running code tests; adds operations to the segment, and returns the answer with which Python
+resumes. `trace` turns statements into blocks of operations, `grad` makes their VJPs, `run` launches them and
 moves Python's frame, and `recursion` adds functions that call themselves.
 """
 

@@ -1,4 +1,4 @@
 """Gradients: the VJPs of traced control flow.
 
-In come blocks and loops; out come their VJPs, as blocks themselves, and the records that make tapes use them.
+Takes blocks and loops; returns their VJPs, which are blocks, too, and records them on tapes.
 """

@@ -1,8 +1,8 @@
 """Block VJP: the gradient of a traced block, as another block.
 
-The block's operations are issued again, on tensors without values and under a tape of their own, and that tape computes
-the gradient: so gradients are TensorFlow's. Where one way of a branch has a gradient and the other has none, the
-program must see which way was taken: such a branch is refused.
+The block's operations are issued again, on symbolic tensors and under a tape of their own, which computes the gradient:
+so gradients are TensorFlow's. If only one path of a branch has a gradient, whether there is one depends on the path
+taken: such a branch is refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class BlockVjp(NamedTuple):
     """The gradient of some results of a block: its block takes that block's arguments and the results' cotangents."""
 
     block: Block
-    connected: tuple[int, ...]  # the arguments for which it gives a cotangent
+    connected: tuple[int, ...]  # the arguments whose cotangents it returns
     sparse: tuple[int, ...] = ()  # those for which the gradient would not be a tensor
 
 
@@ -40,14 +40,17 @@ def vjps_of(block: Block) -> list[BlockVjp]:
 
 
 def refuse_hidden(block: Block) -> None:
-    """Refuses a block that computes one result from another: the program may ask for that gradient, too."""
+    """Refuses a block that computes one result from another: the program may take that gradient, too."""
     seen = {r for r in block.results if has_gradient(spec_in(block, r))}
     if hides(block, seen) or any(not seen.isdisjoint(ancestors(block, result)) for result in block.results):
         raise Refused("it computes one result from another")
 
 
 def unwatched(work: Callable[[], Any]) -> Any:
-    """Returns what `work` does on another thread, where none of this thread's tapes record it."""
+    """Returns the result of `work`, run on another thread, where this thread's tapes do not record it.
+
+    Raises `Refused` for whatever it raises.
+    """
     found: list[Any] = []
 
     def run() -> None:
@@ -78,7 +81,7 @@ class Taped(Stage):
         return self
 
     def fast(self, op: str, name: Any, args: tuple[Any, ...]) -> Any:
-        """Traces an operation, answers it, and records it."""
+        """Traces an operation and records it on the tape; returns its outputs."""
         result = super().fast(op, name, args)
         signature = signature_of(op)
         assert signature is not None
@@ -95,7 +98,7 @@ class Taped(Stage):
         return result
 
     def _record_slice(self, result: Any, args: tuple[Any, ...]) -> None:
-        """Records a slice whose start is not known yet: TensorFlow's gradient would read it, for a constant."""
+        """Records a slice whose start is symbolic: TensorFlow's own gradient would read its value, for a constant."""
         sliced, begin, end, strides, *masks = args
 
         def backward(back: Any) -> list[Any]:
@@ -113,9 +116,9 @@ def _tensor(value: Any, signature: Signature, i: int, args: tuple[Any, ...]) -> 
 
 
 def vjp_of(block: Block, numbers: tuple[int, ...], outer: Stage | None, cuts: tuple[int, ...] = ()) -> BlockVjp:
-    """Returns the gradient of the results with these numbers; call it on a thread where no tape records.
+    """Returns the gradient of the results with these numbers; to be called on a thread where no tape records.
 
-    The slots in `cuts` are further arguments, behind the block's, used in place of the values computed for them.
+    The slots in `cuts` become further arguments, after the block's, that replace the values computed for them.
     """
     stage = Taped(outer)
     given = [stage.argument(spec) for spec in block.arguments]
@@ -187,7 +190,7 @@ def slots_of(step: Step) -> list[int]:
 def hides(block: Block, seen: set[Any]) -> bool:
     """Returns whether a branch or recursive call inside computes something from a value that is `seen` outside of it.
 
-    Then the two would look unrelated to a tape.
+    A tape would not know that the two are related.
     """
     for step in block.steps:
         shown = [n for n in range(len(step.outputs)) if step.first + n in seen] if step.op in (BRANCH, CALL) else []
@@ -250,7 +253,7 @@ def _structure(stage: Stage, step: Step, inputs: list[Any]) -> list[Any]:
 
 
 def _branch(stage: Stage, step: Step, condition: Any, *given: Any) -> list[Any]:
-    """Issues a branch; each result is recorded by itself, as each has gradients for different arguments."""
+    """Issues a branch; records each result separately, as each has gradients for different arguments."""
     branch: Branch = step.attrs[1]
     results = stage.structure(BRANCH, branch, [condition, *given], [out.spec for out in step.outputs])
     for n, result in enumerate(results):

@@ -1,4 +1,4 @@
-"""Iteration records: puts each iteration of a loop that filled lists on tapes, with all that it gives."""
+"""Iteration records: records each iteration of a loop that filled lists on tapes, with all of its results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tracer.private import record
 class IterationRecords:
     """The iterations that a loop ran: its inputs, its states afterwards, and `rows` of states before each iteration.
 
-    A tensor that Python would have in two places, as a state and in a list say, is one tensor: tapes know it by that.
+    What is one tensor in Python, a state and a list's item for example, is one tensor here: tapes go by identity.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class IterationRecords:
         ]
 
     def record(self) -> tuple[list[Any], list[list[Any]]]:
-        """Records all iterations on tapes; returns the states afterwards, and what each list gets."""
+        """Records all iterations on tapes; returns the states afterwards, and the tensors for each list."""
         chain, lists = self._chain, [iter(rows) for rows in self._grown]
         states: dict[int, Any] = {n: self._given[chain.loop.states[n]] for n in self._before}
         taken: list[list[Any]] = [[] for _ in lists]
@@ -77,7 +77,7 @@ class IterationRecords:
 
 
 def _known(found: dict[Any, Any], result: Any, tensor: Any) -> Any:
-    """Returns the tensor that represents a result of an iteration: this one, unless the slot has one already."""
+    """Returns the tensor that represents a result of an iteration: this one, unless `found` has one for the slot."""
     return found.setdefault(result, tensor) if isinstance(result, int) else tensor
 
 

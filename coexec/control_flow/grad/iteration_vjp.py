@@ -1,7 +1,7 @@
 """Iteration VJP: the backward pass through a loop that fills lists, iteration by iteration.
 
-The program has what was appended: it may ask for gradients of any of it, with respect to any of it. So each iteration
-is recorded on tapes separately, with all that it gives, as eager would have recorded its operations.
+The program holds the appended tensors, and may take gradients of any of them with respect to any other. So each
+iteration is recorded on tapes separately, with all of its results, as eager would have recorded its operations.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ValueVjp(NamedTuple):
 
 
 class IterationVjp:
-    """The VJP of a loop's iterations, of which `turn` gives the states and what is appended.
+    """The VJP of a loop's iterations; `turn` is the block of one, which returns the states and what is appended.
 
     Raises `Refused` if it cannot be traced.
     """
@@ -58,7 +58,7 @@ class IterationVjp:
         )  # fmt: skip
         self.size = sum(self._spec(n).size for n in self.saved)  # bytes per iteration
         self.steps = [s for link in self.links for step in link.gradient.block.steps for s in (step, *steps_of(step))]
-        # Inputs for which eager's gradient is no tensor: no tape may watch them.
+        # Inputs whose gradient is sparse: no tape may watch them.
         self.sparse = {
             loop.body_inputs[a] if a < count else -1 for link in self.links for a in link.gradient.sparse
         }  # fmt: skip
@@ -94,7 +94,7 @@ class IterationVjp:
         return known
 
     def saving(self, room: int) -> WhileLoop:
-        """Returns the loop that also gives the `saved` states before each of at most `room` iterations."""
+        """Returns the loop that also returns the `saved` states before each of at most `room` iterations."""
         if room not in self._savings:
             self._savings[room] = dataclasses.replace(self.loop, limit=room, saved=self.saved)
         return self._savings[room]

@@ -1,13 +1,12 @@
 """Loop VJP: the backward pass through a traced loop.
 
-The forward loop also saves its states before each iteration, as far as the backward pass needs them. The backward loop
-recomputes each iteration from those, and maps the cotangents of its results to cotangents of its arguments. So an
-iteration takes the memory of its states, not of everything computed in it.
+The forward loop also saves those of its states before each iteration that the backward pass needs. The backward loop
+recomputes (rematerializes) each iteration from those, and maps the cotangents of its results to cotangents of its
+arguments. So an iteration takes the memory of its states, not of everything computed in it.
 
-Which gradients exist is as in eager mode. The number of iterations is known by then, and so is which inputs a result
-depends on; and a missing cotangent is never filled in with zeros, since zero times infinity would be NaN where eager
-computes nothing. For that, the last iterations, whose results have fewer cotangents than the others', are traced
-separately.
+The same gradients exist as in eager mode: the number of iterations is known by then, and so is which inputs a result
+depends on. A missing cotangent is never replaced by zeros, since zero times infinity would be NaN where eager computes
+nothing. So the last iterations, of whose results fewer have cotangents, are traced separately.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ Live = tuple[int, ...]  # the numbers of the states that have a cotangent
 class LoopVjp:
     """The VJP of a loop whose inputs have these specs; raises `Refused` if it cannot be traced.
 
-    A cotangent is named by the input that it is for; below zero, by a state as it is after the last iteration (-1 - its
-    number): a program may ask for the gradient of one result with respect to another that it was computed from.
+    A cotangent is named by the number of its input or, for state n as it is after the last iteration, by -1 - n: a
+    program may take the gradient of one result with respect to another that it was computed from.
     """
 
     def __init__(self, loop: WhileLoop, inputs: tuple[Spec, ...]) -> None:
@@ -66,7 +65,7 @@ class LoopVjp:
         self.size = sum(self._spec(n).size for n in self.saved)  # bytes per iteration
         self.steps = [s for g in gradients for step in g.block.steps for s in (step, *steps_of(step))]
         self.order = sorted(self.lives, key=lambda n: (len(ancestors(loop.body, loop.body.results[n])), n))
-        # Inputs for which eager's gradient is no tensor: no tape may watch them.
+        # Inputs whose gradient is sparse: no tape may watch them.
         self.sparse = {loop.body_inputs[a] for g in self._gradients.values() for a in g.sparse}
         if not self.sparse.isdisjoint(loop.states):
             raise Refused("a gradient is sparse")
@@ -79,7 +78,7 @@ class LoopVjp:
         return self.inputs[place] if place >= 0 else self._spec(-1 - place)
 
     def _prepare(self) -> None:
-        """Traces the VJPs of one iteration, and finds for which states cotangents exist, from the last one back."""
+        """Traces the VJPs of one iteration; finds which states have cotangents, from the last iteration backwards."""
         body = self.loop.body
         states = [n for n in range(len(self.loop.states)) if has_gradient(self._spec(n))]
         for n in states:
@@ -117,7 +116,7 @@ class LoopVjp:
                 self._refuse_older(self.numbers[place])
 
     def _refuse_older(self, q: int) -> None:
-        """Refuses a result that is state `q` from before the iteration, where others were computed from that, too."""
+        """Refuses a result that is state `q` from before the iteration, if others were computed from that, too."""
         results = self.loop.body.results
         made = results[q]
         others = [r for n, r in enumerate(results[:-1]) if n != q]
@@ -128,19 +127,22 @@ class LoopVjp:
     # Dependence of results on inputs.
 
     def _places(self, gradient: BlockVjp, cuts: list[int]) -> set[int]:
-        """Returns what an iteration gives cotangents for."""
+        """Returns the names of the cotangents that an iteration computes."""
         count = len(self.loop.body_inputs)
         return {self.loop.body_inputs[a] if a < count else -1 - cuts[a - count] for a in gradient.connected}
 
     def _reached(self, live: Live) -> set[int]:
-        """Returns the same, where these states have cotangents."""
+        """Returns the same for an iteration after which the `live` states have cotangents."""
         return {place for n in live for place in self._places(self._gradients[n,], [])}
 
     def _states(self, places: set[int]) -> Live:
         return tuple(sorted(self.numbers[p] for p in places if p in self.numbers))
 
     def _sums(self, n: int, turn: int) -> set[int]:
-        """Returns the loop constants for which one of the last iterations gives a cotangent of state `n`."""
+        """Returns the names, other than of states before it, that get a cotangent from state `n` in an iteration.
+
+        `turn` counts iterations from the last one, which is 0.
+        """
         places = self._reached(self._live(n, turn)) if turn else self._places(self._last[n], self.cuts[n])
         return {p for p in places if p not in self.numbers}
 
@@ -149,14 +151,14 @@ class LoopVjp:
         return self.lives[n][min(turn, len(self.lives[n]) - 1)]
 
     def connected(self, n: int, turns: int) -> list[int]:
-        """Returns what gets a cotangent from state `n` through so many iterations, in order."""
+        """Returns the names of the cotangents of state `n` through so many iterations, in order."""
         found = {p for turn in range(min(turns, len(self.lives[n]))) for p in self._sums(n, turn)}
         return sorted(found.union(self.loop.states[k] for k in self._live(n, turns)))
 
     # Forward.
 
     def saving(self, room: int) -> WhileLoop:
-        """Returns the loop that also gives the `saved` states before each of at most `room` iterations."""
+        """Returns the loop that also returns the `saved` states before each of at most `room` iterations."""
         if room not in self._savings:
             self._savings[room] = dataclasses.replace(self.loop, limit=room, saved=self.saved)
         return self._savings[room]
@@ -168,7 +170,7 @@ class LoopVjp:
     # Backward.
 
     def back(self, n: int, turns: int, room: int, wanted: tuple[int, ...]) -> Block:
-        """Returns the block that maps the cotangent of state `n` to those of all that is `wanted`.
+        """Returns the block that maps the cotangent of state `n` to the `wanted` ones.
 
         It takes the constants, the `cuts` of the state, the saved states, the number of iterations, and the cotangent.
         """
@@ -205,7 +207,7 @@ class LoopVjp:
         self, stage: Stage, n: int, apart: int, added: list[int], given: dict[int, Any], rows: dict[int, Any],
         turn: Any, backs: Any, sums: Any, room: int,
     ) -> tuple[dict[int, Any], dict[int, Any]]:  # fmt: skip
-        """Traces the loop over those iterations whose cotangents are for the same states as in the next."""
+        """Traces the loop over those iterations that have cotangents for the same states as the next one."""
         live = self._live(n, apart)
         zeros = {p: tf.zeros(self.inputs[p].shape, self.inputs[p].dtype) for p in added if p not in sums}
         states = [turn, *(backs[k] for k in live), *({**zeros, **sums}[p] for p in added)]
@@ -232,7 +234,7 @@ class LoopVjp:
         self, n: int, turn: int, at: dict[int, Any], backs: dict[int, Any], sums: dict[int, Any],
         issue: Callable[[Block, list[Any]], list[Any]],
     ) -> dict[int, Any]:  # fmt: skip
-        """Goes back through one of the last iterations, whose inputs were `at`.
+        """Issues the VJP of one of the last iterations, whose inputs were `at`.
 
         Returns the cotangents of the states before it; adds those of constants to `sums`.
         """
@@ -264,7 +266,7 @@ class LoopVjp:
 
 
 def _row(rows: Any, turn: Any) -> Any:
-    """Returns what was saved before an iteration."""
+    """Returns the state that was saved before an iteration."""
     shape = rows._out.spec.shape[1:]
     begin = tf.raw_ops.Pack(values=[turn, *(tf.constant(0) for _ in shape)], axis=0)
     return tf.reshape(tf.raw_ops.Slice(input=rows, begin=begin, size=[1, *shape]), shape)

@@ -1,7 +1,7 @@
 """Tape records: records branches and loops that ran on the device on tapes, and computes their cotangents.
 
-Each result is recorded by itself, with the arguments that it has a gradient for: so where eager TensorFlow has no
-gradient there is none, rather than a zero.
+Each result is recorded separately, with the arguments that it has a gradient for: so where eager TensorFlow has no
+gradient there is None, not zeros.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def record_reads(arguments: list[Any], given: list[Any]) -> None:
 
 
 class BranchVjp:
-    """Records a block on tapes, given the gradient of each of its results; records nothing where there are none."""
+    """Records a block on tapes, given the gradients of its results; records nothing if there are none."""
 
     def __init__(self, block: Block, vjps: list[BlockVjp]) -> None:
         self.forward = block  # the block to run
@@ -68,7 +68,7 @@ def backward_of(run: FollowedCall, gradient: BlockVjp, given: list[Any]) -> Any:
 
 
 class SavedStates(NamedTuple):
-    """What a loop leaves for its backward pass."""
+    """The residuals of a loop: what its backward pass needs."""
 
     given: list[Any]
     turns: int
@@ -78,9 +78,9 @@ class SavedStates(NamedTuple):
 
 
 def record_loop(run: FollowedCall, vjp: LoopVjp, states: list[Any], saved: SavedStates) -> None:
-    """Records a loop on tapes: each state by itself, with those inputs that may have a gradient for it.
+    """Records a loop on tapes: each state separately, with those inputs that may get a gradient from it.
 
-    Constants that no tape watches are left out: their cotangents would be summed up in vain.
+    Constants that no tape watches are left out, as nothing would use their cotangents.
     """
     for n in vjp.order:
         tensors = {p: saved.given[p] if p >= 0 else states[-1 - p] for p in vjp.connected(n, saved.turns)}
@@ -93,7 +93,7 @@ def record_loop(run: FollowedCall, vjp: LoopVjp, states: list[Any], saved: Saved
 def _through(
     run: FollowedCall, vjp: LoopVjp, n: int, states: list[Any], saved: SavedStates, wanted: tuple[int, ...]
 ) -> Any:
-    """Returns the backward function of state `n`: from its cotangent to those of all that is `wanted`."""
+    """Returns the backward function of state `n`: it maps its cotangent to the `wanted` ones."""
     after = list(states)
 
     def backward(back: Any) -> list[Any]:
@@ -118,7 +118,7 @@ def is_followed(run: FollowedCall) -> bool:
 
 
 def issue_again(block: Block, given: list[Any]) -> list[Any]:
-    """Issues a block's operations one by one, for the current handler or tape; Python takes its decisions."""
+    """Issues a block's operations one by one, for the current handler or tape; Python decides its branches."""
     running: list[_Walk] = [_walked(block, given)]
     found: list[Any] | None = None
     while True:  # recursion may be deeper than Python's stack allows
@@ -136,7 +136,7 @@ _Walk = Generator[tuple[Any, list[Any]], Any, list[Any]]
 
 
 def _walked(block: Block, given: list[Any]) -> _Walk:
-    """Does so as a generator: yields each inner block with its arguments, and is sent its results."""
+    """Does so as a generator: yields each inner block with its arguments, and receives its results."""
     values: dict[int, Any] = {-1 - n: v for n, v in enumerate(given)}
     for step in block.steps:
         inputs = [input_of(step, i, slot, values) for i, slot in enumerate(step.slots)]
@@ -164,7 +164,7 @@ def _issued(step: Any, inputs: list[Any]) -> Any:
     if context.executing_eagerly():
         run = pywrap_tfe.TFE_Py_FastPathExecute  # looked up each time: it may be hooked
         return run(context.context(), step.op, None, *inputs, *step.attrs)
-    signature = signature_of(step.op)  # a Jacobian traces what it calls often
+    signature = signature_of(step.op)  # in a graph: a Jacobian traces its function
     assert signature is not None
     attrs = dict(zip(step.attrs[::2], step.attrs[1::2], strict=True))
     given = dict(zip(signature.inputs, unwrap(inputs), strict=True))

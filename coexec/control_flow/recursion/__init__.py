@@ -1,7 +1,7 @@
 """Recursion: functions that call themselves, traced once, as graph functions that call themselves by name.
 
-In come calls of such functions in traced statements; out come blocks with recursive calls, and their VJPs. Importing
-this package registers both; without it, `coexec.control_flow` leaves such functions to Python.
+Takes calls of such functions in traced statements; returns blocks with recursive calls, and their VJPs. Importing this
+package registers both; without it, `coexec.control_flow` leaves such functions to Python.
 """
 
 from coexec.control_flow.recursion.recursion_records import RecursionRecorder

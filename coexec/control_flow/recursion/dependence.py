@@ -1,6 +1,6 @@
 """Dependence: which results of a block have a gradient for which arguments, through its branches and recursive calls.
 
-A pair of the two is connected always, or on some paths only: then a flag must tell at run time.
+Such a pair is connected always, or on some paths only: then a flag says at run time whether it is.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class Dependences:
         return known.pairs
 
     def links(self, block: Block) -> dict[int, dict[int, bool]]:
-        """Returns the arguments and structures' outputs that slots are computed from: whether the gradient is dense.
+        """Returns the arguments and structures' outputs that each slot has a gradient for, and whether that is dense.
 
-        As a tape tells; only for slots that structures take, and for results.
+        Found by a tape; only for slots that structures take, and for results.
         """
         if block not in self._links:
             self._links[block] = _links(block)
@@ -81,7 +81,7 @@ class Dependences:
 
 
 class Dependence:
-    """What in a block is connected to its `active` arguments, which are those that depend on what is watched."""
+    """What in a block is connected to its `active` arguments, which are those that depend on watched tensors."""
 
     def __init__(self, reaches: Dependences, block: Block, active: set[int], guard: Branch | None) -> None:
         self.block = block

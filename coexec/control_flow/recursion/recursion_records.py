@@ -57,7 +57,7 @@ def _backward(run: FollowedCall, vjp: RecursionVjp, n: int, wanted: list[int], g
             except Refused:
                 pass
 
-        # Any other caller, who may ask for more, reruns the calls one by one under a tape.
+        # Otherwise, for example if a tape records this, the calls are rerun one by one, under a tape of their own.
         def forward() -> Any:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 inputs = {k: tf.identity(given[k]) for k in wanted}  # several arguments may be one tensor

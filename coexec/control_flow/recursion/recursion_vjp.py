@@ -1,13 +1,13 @@
 """Recursion VJP: the backward pass through functions that call themselves.
 
 In the forward pass, each call also returns what its backward pass needs, packed into one tensor: which paths it took,
-what its inner calls returned, and what those packed. In the backward pass, a second recursive function unpacks that,
-recomputes the rest of the call, and goes back through its inner calls, the last one first. So the backward pass takes
-as many calls as the forward pass.
+what its inner calls returned, and what those packed. In the backward pass, a second recursive function unpacks these
+residuals, recomputes the rest of the call, and backpropagates through its inner calls, the last one first. So the
+backward pass makes as many calls as the forward pass.
 
-Which gradients exist is as in eager mode. Where one path has a gradient for an argument and another has none, calls
-return flags that tell which was taken: a zero that stands for a missing cotangent goes no further, since zero times
-infinity would be NaN.
+The same gradients exist as in eager mode. If one path has a gradient for an argument and another has none, calls return
+flags that say which was taken: a zero that stands for a missing cotangent is not propagated, since zero times infinity
+would be NaN.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from tracer.stage import Stage
 
 @dataclass
 class _Function:
-    """What a recursive function becomes under tapes."""
+    """The forward and backward functions of a recursive function."""
 
     forward: RecursiveFunction | None = None
     # By the results that have a cotangent.
@@ -62,8 +62,8 @@ class _Function:
 class RecursionVjp:
     """The VJP of a block with recursive calls, of which these arguments are watched; raises `Refused` if there is none.
 
-    `forward` gives the block's results, for each of the pairs in `asked` whether the result depends on the argument,
-    and what the blocks in `backs` take as packed.
+    `forward` returns the block's results, for each of the pairs in `asked` whether the result depends on the argument,
+    and the packed residuals for the blocks in `backs`.
     """
 
     forward: Block
@@ -94,7 +94,7 @@ class RecursionVjp:
         return block
 
     def _written(self, recursion: RecursiveFunction, block: Any) -> None:
-        """Traces a function; calls of functions in it refer to them by name."""
+        """Traces a function, `recursion`, as `block()`; calls of functions in it refer to them by name."""
         self._inside += 1
         try:
             recursion.block = block()
@@ -225,7 +225,7 @@ class RecursionVjp:
             return self._noted(pruned(stage.block(results)))
 
     def _back_structure(self, way: _BackwardBlock, step: Step) -> None:
-        """Goes back through a branch or call: from those of its outputs that have a cotangent to its inputs."""
+        """Backpropagates through a branch or call, from those of its outputs that have a cotangent to its inputs."""
         outs = {n: way.sums[step.first + n] for n in range(len(step.outputs)) if step.first + n in way.sums}
         through = {pair: always for pair, always in way.reach.through[step].items() if pair[0] in outs}
         wanted = sorted({j for _, j in through})
@@ -257,7 +257,7 @@ class RecursionVjp:
         self, stage: Stage, reach: Dependence, step: Step, live: tuple[int, ...], flags: list[Any], wanted: list[int],
         given: list[Any], backs: list[Any],
     ) -> list[Any]:  # fmt: skip
-        """Issues the backward pass of a branch or call for those of its outputs whose flags hold."""
+        """Issues the backward pass of a branch or call, for those of its outputs whose flags are true."""
         assert step.variant is not None
         specs: list[Any] = [step.variant.key[j] for j in wanted]
         doubts = list({id(flag): flag for flag in flags if flag is not True}.values())
@@ -353,7 +353,10 @@ class _BackwardBlock:
                 self.values.update((step.first + n, v) for n, v in enumerate(issue_step(stage, step, inputs)))
 
     def pull(self, backs: list[tuple[Any, Any]], flag: Any) -> None:
-        """Pulls cotangents of slots back to the sources that those are computed from, where `flag` holds."""
+        """Backpropagates cotangents of slots to the sources that those are computed from, if `flag` is true.
+
+        Adds the results to `sums`.
+        """
         targets, given = [], []
         for slot, back in backs:
             if slot in self._sources:

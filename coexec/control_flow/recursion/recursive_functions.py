@@ -1,8 +1,8 @@
 """Recursive functions: traces user functions whose recursion depends on a tensor, once each, with calls in them.
 
-What such a function returns is found first, from the paths that make no recursive call. Its arguments are its tensors,
-and the ints that differ between calls; everything else must be the same in all calls. Each call gets a count of calls
-that may nest in it: where that runs out, everything is left to Python, which knows its own limit.
+The form of its return value is found first, from the paths that make no recursive call. Its arguments are its tensors,
+and the ints that differ between calls; everything else must be the same in all calls. Each call gets the number of
+calls that may nest in it: once that is zero, everything is left to Python, which has its own recursion limit.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from tracer.stage import Stage
 
 
 class _Unknown(Refused):
-    """What a call returns is not known yet."""
+    """The form of a call's return value is not known yet."""
 
 
 class _Anew(Refused):
-    """The function must be traced again, as more is known of it."""
+    """The function must be traced again, as one more of its ints differs between calls."""
 
 
 class _Cycle(Exception):
-    """A call of a function that is being interpreted: it calls itself by way of others."""
+    """A call of a function that is being interpreted: it calls itself through others."""
 
     def __init__(self, code: Any) -> None:
         self.code = code
@@ -100,7 +100,7 @@ class RecursiveStatements(Statements):
         self._plain: dict[Any, str] = {}  # code that is inlined, and why
         self._pending: list[Any] = []  # `leave` of the enclosing paths
         self._path: list[Any] = []  # the code of functions being interpreted
-        self._guesses = False  # whether recursive calls are skipped, to find out what the function returns
+        self._guesses = False  # whether recursive calls are skipped, to find the return value's form
 
     def enclosed(self, block: Block) -> Block:
         """Wraps a block with recursive calls as a function: if a check in it fails, all of it is left to Python."""
@@ -153,9 +153,9 @@ class RecursiveStatements(Statements):
             self._path.pop()
 
     def _called(self, code: Any, tree: Any, scope: Namespace) -> Any:
-        """Traces a function, again until its form, ints that differ and captured tensors are stable; issues the call.
+        """Traces a function until its form, its ints that differ and captured tensors are stable; issues the call.
 
-        Raises `Refused` if that takes too many attempts, or if some path is left to Python.
+        Returns the call's value. Raises `Refused` if that takes too many attempts, or if some path is left to Python.
         """
         active = self._active[code] = _Active(code, tree, scope.names, len(self._path))
         reasons = list(self.reasons)
@@ -200,7 +200,7 @@ class RecursiveStatements(Statements):
         return self.reads.stage.arguments[self.room]
 
     def _write(self, active: _Active, tree: Any, scope: Namespace) -> tuple[Any, Any, list[Any]]:
-        """Traces the function; returns its value, the flag for a lack of room, and the tensors it captured."""
+        """Traces the function; returns its value, `leave`, and the tensors that it captured."""
         outer, leave, rows, pending = self.stage, self.leave, self.rows, self._pending
         self.stage = active.stage = Stage(outer)
         self.leave, self._pending = None, []
@@ -239,19 +239,19 @@ class RecursiveStatements(Statements):
             self._pending.pop()
 
     def _again(self, active: _Active, names: dict[str, Any]) -> Any:
-        """Calls a function that is being traced from within itself."""
+        """Issues a recursive call of a function that is being traced; returns its value."""
         active.called = True
         leaves = active.leaves(names)
         if self._guesses:
             raise _Unknown("what it returns is not known")
         room = tf.subtract(active.room, 1 + len(self._path) - active.depth)
         for deep in (*self._pending, self.leave):
-            if isinstance(deep, LazyTensor):  # else each of two calls, with two calls each, would find out alone
+            if isinstance(deep, LazyTensor):  # else calls that call twice would fail one by one, exponentially many
                 room = tf.where(deep, tf.constant(0), room)
         return self._issued(active, leaves, room, RecursiveCall(active.recursion))
 
     def _issued(self, active: _Active, leaves: list[Any], room: Any, part: Any) -> Any:
-        """Issues a call; where calls nest too deeply, the iteration is left to Python. Returns the call's value."""
+        """Issues a call; if calls nest too deeply, the iteration is left to Python. Returns the call's value."""
         given = [*leaves, room, *active.captured]
         *found, deep = self.stage.structure(CALL, part, given, [*active.specs, FLAG])
         self.leave_if(deep)
@@ -318,7 +318,7 @@ class RecursiveStatements(Statements):
             return CountedInt(found[form.number]) if form.counted else found[form.number]
         return form
 
-    # While it is unknown what is returned.
+    # While the form of the return value is unknown.
 
     def branched(self, truth: LazyTensor, then: Any, other: Any) -> Any:
         """Evaluates both branches to a value; while recursive calls are skipped, uses those that make none."""

@@ -1,5 +1,4 @@
 """Running: launches traced statements and moves Python past them.
 
-In comes the truth of a tensor that a frame asks for; out go operations of the segment, and the frame resumes behind the
-statement.
+Takes a tensor that a frame tests; adds operations to the segment, and has the frame resume after the statement.
 """

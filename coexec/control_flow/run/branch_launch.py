@@ -1,6 +1,7 @@
-"""Branch launch: takes an `if` or expression that asks for the truth of a tensor on the device, while Python goes on.
+"""Branch launch: runs an `if` or expression that tests a tensor on the device, while Python continues.
 
-Nobody waits: the statement is one more operation of the segment, and is recorded on tapes.
+The statement becomes one more operation of the segment, and is recorded on tapes. Python waits only for one that may
+stop early: a range loop, or a function that calls itself.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ NO_EXIT = "a way through it returns, and the function has no `return` of nothing
 
 
 class Vjp(Protocol):
-    """A block's VJP: `forward` is run in place of the block, and gives `more` results for `record`."""
+    """A block's VJP: `forward` is run in place of the block, and returns `more` results for `record`."""
 
     forward: Block
     more: list[Spec]
@@ -52,10 +53,10 @@ make_recursion_vjp: Callable[[Block, tuple[int, ...]], Vjp] | None = None
 
 
 def vjp_for(run: FollowedCall, staged: TracedBranch, arguments: list[Any]) -> Vjp | str | None:
-    """Returns how to record a branch on the running tapes; where that is impossible, the reason, or None."""
+    """Returns the VJP that records a branch on the running tapes; if that is impossible, the reason, or None."""
     if tape_is_empty():
         return BranchVjp(staged.block, [])
-    if run.tapes.foreign:  # they may be forward accumulators, and other code may ask them
+    if run.tapes.foreign:  # may be forward accumulators, or tapes that other code uses
         return None
     watched = None
     if any(map(recurses, staged.block.steps)):
@@ -79,7 +80,7 @@ def _vjp_of(block: Block, watched: tuple[int, ...] | None) -> Vjp:
 def refuse_branch(
     staged: TracedBranch, decision: Decision, frame: FrameType, local: dict[str, Any], ways: list[Exit]
 ) -> None:
-    """Refuses a branch that Python cannot be kept from running; `ways` are the exits of the function."""
+    """Refuses a branch that Python cannot be moved past; `ways` are the exits of the function."""
     bound = (*local, *staged.names)
     if not staged.ends:
         if isinstance(decision.statement, Simple):
@@ -99,9 +100,10 @@ def take(
     staged: TracedBranch, arguments: list[Any], decision: Decision, frame: FrameType, local: dict[str, Any],
     ways: list[Exit], lead: Any, results: list[Any],
 ) -> bool:  # fmt: skip
-    """Moves Python past a branch that gave `results`; returns the answer to its test, or leaves the function.
+    """Moves Python past a branch that returned `results`; returns the answer to its test.
 
-    `lead` has the frame resume elsewhere, or with other variables, from its next line on.
+    Raises `EarlyReturn` if the branch ends the decorated function. `lead` has the frame resume elsewhere, or with other
+    variables, from its next line on.
     """
     statement: Any = decision.statement
     if staged.ends:
@@ -119,7 +121,7 @@ def take(
 
 
 def _leave(way: Exit | None, value: Any, frame: FrameType, local: dict[str, Any], lead: Any) -> bool:
-    """Leads a function to a `return` of variables, which are set to the value."""
+    """Moves a frame to a `return` of variables, which are set to the value; returns the answer to its test."""
     assert way is not None  # else it was refused
     values = {way.names: value} if isinstance(way.names, str) else dict(zip(way.names, value, strict=True))
     line = line_of_exit(way, frame.f_code, (*local, *values))
@@ -136,7 +138,7 @@ def run_block(
 ) -> list[Any] | None:
     """Issues a traced branch as the next operation of a followed call; returns its results.
 
-    None if all of it is left to Python. `vjp` records it on tapes.
+    None if Python must run all of it. `vjp` records it on tapes.
     """
     block = staged.block if vjp is None else vjp.forward
     specs = [*staged.specs, *(() if vjp is None else vjp.more)]
@@ -158,7 +160,7 @@ def run_block(
 def finish_range(
     run: FollowedCall, staged: TracedRange, arguments: list[Any], before: dict[str, Any]
 ) -> tuple[dict[str, Any] | None, int]:
-    """Returns the variables behind a range loop, None if it stopped before its end; and its number of iterations."""
+    """Returns the variables after a range loop, None if it stopped before its end; and its number of iterations."""
     results = run_block(run, staged, arguments)
     if results is None:
         return None, 0
@@ -169,7 +171,7 @@ def finish_range(
 
 
 def described(staged: TracedBranch) -> str:
-    """Returns in words how the device takes a branch; `{}` stands for the statement."""
+    """Returns a description of how the device runs a branch; `{}` stands for the statement."""
     if any(map(recurses, staged.block.steps)):
         return "{} is decided on the device, where functions call themselves"
     ways = [s.attrs[1] for s in staged.block.steps if s.op == BRANCH]

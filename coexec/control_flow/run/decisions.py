@@ -1,9 +1,9 @@
-"""Decisions: where a program asks for the truth of a tensor, and what the device does instead.
+"""Decisions: the places where a program tests a tensor's truth value, and what the device does there instead.
 
-By default a decision is a read: Python waits, and takes its branch. But where it decides whether a `while` loop goes
-on, the loop may be traced and iterate on the device, as far as its iterations only compute. Then the local variables
-are set to their values after these iterations, the test gets the answer that holds there, and Python resumes from that.
-Where it decides which branch of an `if` is taken, and both only compute, nobody waits at all (`branch_launch`).
+By default a decision is a fetch: Python waits for the value, and branches. But if it is the test of a `while` loop, the
+loop may be traced and iterate on the device, as long as its iterations have no effects. Then the local variables are
+set to their values after these iterations, the test gets the answer that is right there, and Python resumes from that.
+If it selects a branch of an `if`, and neither branch has effects, Python need not wait at all (`branch_launch`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Decisions:
         self.placements = Placements(ledger)
 
     def decide(self, run: FollowedCall, lazy: LazyTensor, frame: FrameType) -> bool:
-        """Returns the truth of a tensor that the code of `frame` asks for; its loop may have iterated on the device."""
+        """Returns the truth value of a tensor that the code of `frame` tests; its loop may have run on the device."""
         key = id(frame.f_code), frame.f_lasti
         place = self._places.get(key)
         if place is None:
@@ -106,13 +106,13 @@ class Decisions:
         return truth
 
     def clear(self) -> None:
-        """Forgets everything learnt."""
+        """Clears everything learnt."""
         self._sites.clear()
         self._places.clear()
         self.placements.clear()
 
     def _new(self, frame: FrameType) -> tuple[Site, Decision | None]:
-        """Returns the site of the statement that `frame` is in; one that the device can never decide has a reason."""
+        """Returns the site of the statement that `frame` is in, with a `reason` if the device can never decide it."""
         code = frame.f_code
         if not is_user(code):
             return Site(code, None, reason="a library asks"), None
@@ -137,7 +137,7 @@ class Decisions:
     def _take(
         self, site: Site, decision: Decision, run: FollowedCall, lazy: LazyTensor, frame: FrameType
     ) -> bool | None:
-        """Takes a branch on the device; returns the answer to its test, or None if Python must decide."""
+        """Runs a branch on the device; returns the answer to its test, or None if Python must decide."""
         if site.deep == id(run) or self.placements.leaves(run, site):
             return None
         variables = locals_of(frame)
@@ -174,9 +174,9 @@ class Decisions:
         return branch_launch.take(staged, arguments, decision, frame, variables, site.exits, lead, results)
 
     def _take_around(self, asks: Site, run: FollowedCall, lazy: LazyTensor, frame: FrameType) -> bool | None:
-        """Takes on the device the decorated function's `return`, in whose midst the function that asks was called.
+        """Runs the decorated function's `return` on the device, whose expression called the function that tests.
 
-        Raises `EarlyReturn` where it does; returns None where Python must decide.
+        Raises `EarlyReturn` if it does; returns None if Python must decide.
         """
         caller = self._callers.returning(frame)
         if caller is None:
@@ -195,7 +195,7 @@ class Decisions:
         return None if site.reason is not None else self._take(site, call, run, lazy, around)
 
     def _assume(self, site: Site, statement: ast.Assert, run: FollowedCall, lazy: LazyTensor) -> bool:
-        """Returns the truth of an assertion; assumes that it holds where a failure surfaces before it could matter."""
+        """Returns the truth of an assertion; assumes that it holds if a failure would surface before it mattered."""
         message: list[Any] = [] if statement.msg is None else [getattr(statement.msg, "value", None)]
         if site.reason is None and all(type(part) is str for part in message):
             if run.assume(lazy, message):
@@ -251,7 +251,7 @@ class Decisions:
         return tape_is_empty() or (not run.tapes.foreign and site.untold < tuning.max_stage_again)
 
     def _launch_loop(self, site: Site, run: FollowedCall, staged: TracedLoop, arguments: list[Any]) -> LoopRun | None:
-        """Runs a loop on the device; returns the run, or None where it cannot be recorded on tapes."""
+        """Runs a loop on the device; returns the run, or None if it cannot be recorded on tapes."""
         vjp = vjp_for(staged, arguments)
         if isinstance(vjp, str):
             site.untold += 1
@@ -310,7 +310,11 @@ class Decisions:
     def _run_range_taped(
         self, site: Site, run: FollowedCall, staged: RangeIterations, arguments: list[Any], before: dict[str, Any]
     ) -> tuple[dict[str, Any] | None, int]:
-        """Does so as iterations that tapes can record; where it stopped for lack of room, returns their number."""
+        """Does so as iterations that tapes can record.
+
+        Returns the variables afterwards, None if Python must run the loop; and the number of iterations, which is not 0
+        if the loop stopped for lack of room.
+        """
         first = self._launch_loop(site, run, staged.turns, arguments)
         if first is not None and first.lists_are_full and site.rows < tuning.max_device_turns:
             site.rows *= 2
@@ -338,7 +342,7 @@ class Decisions:
 
     def _find(self, site: Site, variables: dict[str, Any], stage: Any, described: Any, *asked: Any) -> Any:
         """Returns a traced statement whose guards hold, and its arguments; traces it if need be; None if refused."""
-        for _ in site.staged:  # rotated: layers come in order
+        for _ in site.staged:  # rotated, as layers run in order
             staged = site.staged.pop(0)
             site.staged.append(staged)
             arguments = staged.arguments(variables, *asked)
@@ -351,10 +355,10 @@ class Decisions:
         kinds = tuple((name, _kind(value)) for name, value in sorted(variables.items()))
         if kinds in site.refused and kinds in site.retried:
             site.again += 1
-            if site.again >= tuning.max_stage_again and not site.staged:  # while there are traces, checking them pays
+            if site.again >= tuning.max_stage_again and not site.staged:  # with traces, it pays to go on checking
                 self._leave_to_python(site, site.refused[kinds])
             return None
-        if kinds in site.refused:  # once more: the first call of a new layer changes it
+        if kinds in site.refused:  # retried once: the first call of a new layer changes it
             site.retried.add(kinds)
         try:
             staged = stage()
@@ -370,7 +374,7 @@ class Decisions:
         return staged, arguments
 
     def _compare_times(self, site: Site, seconds: float) -> None:
-        """Leaves a loop to Python whose iterations take longer on the device."""
+        """Leaves a loop to Python if its iterations take longer on the device."""
         site.device.append(seconds)
         if len(site.device) < tuning.decision_samples:
             return

@@ -1,15 +1,15 @@
 """Frames: moves Python on to where the device is, and checks the preconditions.
 
-No code of the program runs between the truth that a frame asks for and the place where it resumes. There are five ways:
+No code of the program runs between a frame's test of a tensor and the place where it resumes. There are five cases:
 
-* An `if` without `else` gets the answer at which Python skips it.
-* Any other `if` gets an answer that ends its test at once, and the frame jumps to the statement behind it.
+* An `if` without `else` gets the answer with which Python skips it.
+* Any other `if` gets an answer that ends its test at once, and the frame jumps to the statement after it.
 * An assignment gets an answer that leaves only variables to evaluate; then its targets are set. (`y = a if t else f(b)`
-  gets yes, `y = a and f(b)` no.)
+  gets True, `y = a and f(b)` False.)
 * The decorated function ends by `EarlyReturn`, which propagates through the functions that are running inside it.
 * Any other function ends by a `return` of nothing but variables, which are set to the return value.
 
-All preconditions are in this file; `Refused` is raised where one does not hold:
+All preconditions are in this file; `Refused` is raised if one is not met:
 
 * No debugger traces lines (`may_move`), and the function does not inspect its own variables (`looks_at_variables`).
 * The variables to set are the function's own; those shared with inner functions are refused while tracing.
@@ -72,7 +72,7 @@ def is_decorated(frame: FrameType) -> bool:
 
 
 def answer_for(test: ast.expr, wanted: bool) -> bool | None:
-    """Returns the answer to any truth that a test asks for which makes it `wanted` at once; None if there is none."""
+    """Returns the answer that, for any tensor in a test, makes the test `wanted` at once; None if there is none."""
     if is_plain(test):
         return wanted
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
@@ -106,7 +106,10 @@ def way_past(decision: Decision, code: CodeType, bound: Iterable[str]) -> Past:
 
 
 def _answer_in_front(branch: ast.If, goes_on: bool) -> bool:
-    """Returns an answer after which a frame reaches a line of either branch; `goes_on`: if no leads to one, too."""
+    """Returns an answer that takes a frame to a line of a branch; `goes_on`: False leads to one, too.
+
+    Raises `Refused` if there is none.
+    """
     no, yes = answer_for(branch.test, False), answer_for(branch.test, True)
     if no is not None and goes_on:
         return no
@@ -118,7 +121,7 @@ def _answer_in_front(branch: ast.If, goes_on: bool) -> bool:
 
 
 def way_into_else(loop: Any, code: CodeType, bound: Iterable[str]) -> int | None:
-    """Returns the line where Python resumes behind a range loop that ran to its end, if that has an `else`."""
+    """Returns the line where Python resumes after a range loop that ran to its end, if that has an `else`."""
     return _line_to(loop.orelse[0], code, bound) if loop.orelse else None
 
 
@@ -132,7 +135,7 @@ def _line_to(statement: ast.stmt, code: CodeType, bound: Iterable[str]) -> int:
 
 
 def answer_at_once(statement: Any) -> bool:
-    """Returns the answer behind which only variables are left to evaluate of an assignment; may raise `Refused`."""
+    """Returns the answer that leaves an assignment only variables to evaluate; raises `Refused` if there is none."""
     value = statement.value
     found = None
     if isinstance(statement, (ast.Assign, ast.AnnAssign)):
@@ -167,7 +170,7 @@ def _fits(way: ast.expr, targets: list[Any]) -> bool:
 
 
 class Exit(NamedTuple):
-    """A `return` of nothing but variables, and the answer that leads the frame to it."""
+    """A `return` of nothing but variables, and the answer that takes the frame to it."""
 
     names: str | tuple[str, ...]
     answer: bool
@@ -175,7 +178,7 @@ class Exit(NamedTuple):
 
 
 def exits(decision: Decision, frame: FrameType) -> list[Exit]:
-    """Returns the ways to leave a function from a statement of which some path returns, whatever the value."""
+    """Returns the exits by which a function can be left at a statement that may return, whatever the value."""
     code, statement = frame.f_code, decision.statement
     if code.co_flags & _LATER:
         return []
@@ -209,7 +212,7 @@ def exit_for(ways: list[Exit], form: Any) -> Exit | None:
 
 
 def _names_of(value: Any, code: CodeType) -> str | tuple[str, ...] | None:
-    """Returns the function's own variables that an expression consists of: one, or a tuple; None for other ones."""
+    """Returns the function's own variables that an expression consists of: one, or a tuple; else None."""
     parts = value.elts if isinstance(value, ast.Tuple) else [value]
     names = [part.id for part in parts if isinstance(part, ast.Name)]
     own = set(code.co_varnames).difference(code.co_cellvars)
@@ -235,13 +238,13 @@ def line_of_exit(way: Exit, code: CodeType, bound: Iterable[str]) -> int | None:
 
 
 class Callers:
-    """The statements of the decorated function that call other functions, as far as they are known."""
+    """A cache of call sites: the statements that call functions, and whether a failure there may be caught."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], tuple[CodeType, Decision | None, bool]] = {}  # by code and instruction
 
     def returning(self, frame: FrameType) -> tuple[FrameType, Decision] | None:
-        """Returns the decorated function's frame and its `return` statement, if that one called what is running.
+        """Returns the decorated function's frame and its `return` statement, if that calls what is running.
 
         None if an exception could be caught on the way there.
         """
@@ -310,7 +313,7 @@ _write_back = ctypes.PYFUNCTYPE(None, ctypes.py_object, ctypes.c_int)(("PyFrame_
 
 
 class Moves:
-    """The frames that are being moved, and how they are answered if they ask again."""
+    """The frames that are being moved, and the answers to their further tests."""
 
     def __init__(self) -> None:
         self._answers: dict[int, tuple[Any, bool]] = {}  # by the id of the frame: the site, and the answer there
@@ -324,7 +327,7 @@ class Moves:
         self, frame: FrameType, site: Any, answer: bool, *,
         lines: range = range(0), line: int | None = None, values: dict[str, Any] | None = None,
     ) -> bool:  # fmt: skip
-        """Returns `answer`, the answer to all that `site` asks until the frame reaches a line outside of `lines`.
+        """Returns `answer`, which all tests of `site` get until the frame reaches a line outside of `lines`.
 
         There its variables are set to `values`, and it resumes at `line`.
         """

@@ -1,4 +1,4 @@
-"""Graph functions: follows calls of `tf.function`s that only compute as the operations they consist of."""
+"""Graph functions: inlines calls of `tf.function`s without effects, as the operations that they consist of."""
 
 from __future__ import annotations
 

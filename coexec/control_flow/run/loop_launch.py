@@ -1,7 +1,7 @@
-"""Loop launch: runs a traced loop on the device, for a program that waits for it.
+"""Loop launch: runs a traced loop on the device, while Python waits for it.
 
-Where tapes watch its inputs, it also returns what its backward pass needs, with room for as many iterations as were
-seen so far. Where that is full the device stops; the rest is left to Python, or to the device's next run.
+If tapes watch its inputs, it also returns the residuals for its backward pass, with room for as many iterations as were
+seen so far. When that is full the device stops; the rest is left to Python, or to the device's next run.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class LoopRun:
         self._states, self._turned, holds = found[: len(states)], found[len(states)], found[len(states) + 1]
         self._rows = found[len(states) + 2 :]
         self.count, self.goes_on = int(self._turned.resolve()._numpy()), bool(holds.resolve()._numpy())
-        if vjp is not None and self.count:  # what is one tensor in Python must be one here: tapes know it by that
+        if vjp is not None and self.count:  # what is one tensor in Python must be one here: tapes go by identity
             for n, place in vjp.alike.items():
                 self._states[n] = self._given[place] if place >= 0 else self._states[-1 - place]
-        self._taken: list[list[Any]] | None = None  # what lists get, where tapes know the tensors
+        self._taken: list[list[Any]] | None = None  # what to append to each list, if recorded on tapes
         self.has_widened = False  # whether the next run will have more room
 
     @property
@@ -94,7 +94,7 @@ class LoopRun:
 
 
 def vjp_for(staged: TracedLoop, arguments: list[Any]) -> Way | str | None:
-    """Returns a loop's VJP if some tape watches its inputs, else None; where there is no VJP, says why."""
+    """Returns a loop's VJP if some tape watches its inputs, else None; if it has no VJP, the reason."""
     if tape_is_empty() or not is_watched(arguments):
         return None
     if staged.vjp is None:
@@ -150,7 +150,7 @@ def _parts_of(
 
 
 def _hand_over(parts: list[tuple[Any, list[Any]]]) -> int:
-    """Appends to each list what it gets; returns the largest number."""
+    """Appends its tensors to each list; returns the largest number of them."""
     for held, tensors in parts:
         held.extend(tensors)
     return max((len(tensors) for _, tensors in parts), default=0)

@@ -21,7 +21,7 @@ class OnDevice:
         self._functions = GraphFunctions(ledger)
 
     def decide(self, run: FollowedCall, lazy: LazyTensor, frame: FrameType) -> bool:
-        """Returns the truth of a tensor, or the answer that leads Python to where the device is."""
+        """Returns the truth value of a tensor, or the answer that takes Python to where the device is."""
         return self._decisions.decide(run, lazy, frame)
 
     def call_function(self, run: FollowedCall, op: Any, inputs: Sequence[Any]) -> list[LazyTensor] | None:
@@ -33,5 +33,5 @@ class OnDevice:
         self._decisions.placements.took(trial, seconds)
 
     def clear(self) -> None:
-        """Forgets what was learnt of decisions."""
+        """Clears everything learnt about decisions."""
         self._decisions.clear()

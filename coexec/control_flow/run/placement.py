@@ -1,8 +1,8 @@
-"""Placement: whether a decision is faster on the device or in Python, by timing calls that take it either way.
+"""Placement: whether a decision is faster on the device or in Python, by timing calls with each placement.
 
-The cost of a decision shows only in the whole call: on the device nobody waits for it, and in Python it may split a
-segment. So whole calls are timed, for one decision at a time. Inputs often come in cycles: of two calls one goes each
-way, in pseudo-random order, so that each way gets its share of all inputs.
+The cost of a decision shows only in the whole call: on the device there is no wait for it, and in Python it may split a
+segment. So whole calls are timed, for one decision at a time. Inputs often come in cycles: so of two calls one has each
+placement, in pseudo-random order, and each placement gets its share of all inputs.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from coexec.base.stats import EventLog, Kind
 from coexec.base.tuning import tuning
 from coexec.follow.device_control import FollowedCall, TimedCall
 
-_ORDER = 0x9E3779B97F4A7C15  # one bit per pair of calls: which way is first
+_ORDER = 0x9E3779B97F4A7C15  # one bit per pair of calls: which placement is first
 
 
 class Comparison:
-    """The times of calls in which the device takes the decisions of a `site`, and of those in which Python does."""
+    """The times of calls in which the device makes the decisions of a `site`, and of those in which Python does."""
 
     def __init__(self, site: Any, place: str) -> None:
         self.site, self.place = site, place
@@ -35,7 +35,7 @@ class Comparison:
         return ours < theirs if ours != theirs else bool(_ORDER >> ours % 64 & 1)
 
     def took(self, on_device: bool, seconds: float | None) -> str | None:
-        """Notes a call's time, None if that tells nothing; returns the outcome once it is known."""
+        """Notes a call's time, None if that is meaningless; returns the outcome once it is known."""
         self._calls += 1
         if seconds is not None:
             self._times[on_device].append(seconds)
@@ -73,9 +73,9 @@ class Placements:
         return bool(trial.comparison is comparison and not trial.on_device)
 
     def begin(self, run: FollowedCall, site: Any, place: Callable[[], str]) -> None:
-        """Starts a comparison for a decision that the device has just taken for the first time, if none is running.
+        """Starts a comparison for a decision that the device has just made for the first time, if none is running.
 
-        On devices other than the CPU launches return before they are done, so times tell nothing.
+        On devices other than the CPU launches are asynchronous, so times are meaningless.
         """
         if self._running is None and not site.contested and self._on_cpu and not math.isinf(tuning.doubt_before_timing):
             site.contested = True
@@ -83,7 +83,7 @@ class Placements:
             run.time_as(TimedCall(None, True))  # this call began before
 
     def took(self, trial: TimedCall, seconds: float | None) -> None:
-        """Notes the time of a timed call, None if it tells nothing."""
+        """Notes the time of a timed call, None if it is meaningless."""
         comparison = trial.comparison
         if not isinstance(comparison, Comparison) or comparison is not self._running:
             return
@@ -100,7 +100,7 @@ class Placements:
 
 
 def _compared(ways: list[list[float]]) -> tuple[list[float], bool]:
-    """Returns each way's mean time per call, and whether the difference is significant."""
+    """Returns each placement's mean time per call, outliers clipped, and whether the difference is significant."""
     most = tuning.contest_unusual * max(map(statistics.median, ways))
     kept = [[min(seconds, most) for seconds in times] for times in ways]
     theirs, ours = means = [*map(statistics.fmean, kept)]

@@ -1,4 +1,4 @@
-"""Sites: the statements of a program that ask for the truth of tensors, each with what is known of it."""
+"""Sites: the statements of a program that test tensors, each with what was learnt about it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tracer.syntax import Simple
 
 @dataclass
 class Site:
-    """A statement that asks for the truth of tensors, at one instruction or several, and what is known of it."""
+    """A statement that tests tensors, at one instruction or several, and what was learnt about it."""
 
     code: CodeType
     statement: Any
@@ -28,7 +28,7 @@ class Site:
     longest: int = 0  # most iterations seen in one run of the loop
     untold: int = 0  # times that it could not be recorded on tapes
     retried: set[Any] = field(default_factory=set)
-    again: int = 0  # times that it came again in a form that was refused
+    again: int = 0  # visits with variables of kinds that were refused
     before: float = 0.0  # when Python last continued the loop
     python: list[float] = field(default_factory=list)  # seconds per iteration in Python
     device: list[float] = field(default_factory=list)  # and on the device, since the last comparison

@@ -1,5 +1,5 @@
-"""Tracing: a statement that branches or loops on a tensor, evaluated on tensors without values.
+"""Tracing: a statement that branches or loops on a tensor, evaluated on symbolic tensors.
 
-In come the statement's syntax and the variables of a running frame; out come blocks of operations, and guards for
-every Python value that was read.
+Takes the statement's syntax tree and the variables of a running frame; returns blocks of operations, and guards on
+every Python value read.
 """

@@ -13,7 +13,7 @@ from tracer.graph import Step
 def refuse_failures(part: Any, checked: bool = True) -> None:
     """Refuses a part with operations that may fail; if `checked`, except those whose failure a check predicts.
 
-    A recursive function is always `checked`: where a check in it fails, all of its calls are left to Python.
+    A recursive function is always `checked`: if a check in it fails, all of its calls are left to Python.
     """
     step = Step(None, CALL if isinstance(part, (Block, RecursiveFunction)) else LOOP, None, None, (), {}, {}, ())
     step.attrs = ("structure", part)

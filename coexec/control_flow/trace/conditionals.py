@@ -1,10 +1,9 @@
-"""Branches: traces a running `if` statement of the program, both ways, for the device.
+"""Branches: traces both paths of a running `if` statement of the program, for the device.
 
-A statement that asks for a truth in the midst of an expression counts as one: a conditional expression, `and`, `or`, a
-chain of comparisons. The statement is entered where Python has just asked for the truth of a tensor.
-The device returns what the statement assigns to local variables or, where a path through it returns, the function's
-return value. All or nothing: where a path does more than compute, or the paths differ by more than the values of
-tensors, the decision is left to Python.
+A statement that tests a tensor inside an expression counts as one, too: a conditional expression, `and`, `or`, a chain
+of comparisons. Tracing starts where Python has just tested the tensor. The device returns what the statement assigns
+to local variables or, if a path through it returns, the function's return value. All or nothing: if a path has effects,
+or the paths differ by more than the values of tensors, the decision is left to Python.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from tracer.syntax import Decision, Simple, assigned_names, is_read, shared_name
 # The interpreter that traces statements; `recursion` replaces it by one that traces recursive functions.
 interpreter: type[Statements] = Statements
 
-_ASKED = "<asked>"  # the name of the tested tensor in traced statements, which no Python name can equal
+_ASKED = "<asked>"  # the tested tensor's name in traced statements; not a valid Python name
 
 
 class ResultAt(NamedTuple):
@@ -62,22 +61,22 @@ class NewList(NamedTuple):
 
 @dataclass
 class TracedBranch:
-    """A traced branch, and how to run it when it comes again."""
+    """A traced branch, its guards, and how to apply its results."""
 
     block: Block
     reads: Reads
     names: dict[str, Any]  # the values afterwards of the names that it may change
     value: Any  # the function's return value, if `ends`
     ends: bool  # whether it returns from the function
-    asked: int | None  # the argument that is the tested tensor, if that alone decides
+    asked: int | None  # the argument that is the tested tensor, if no other is tested
     specs: list[Spec]
     room: int | None = field(default=None, kw_only=True)  # the argument that limits nested calls
-    stops: bool = field(default=False, kw_only=True)  # whether the last result says that all is left to Python
-    # Once tapes have asked: the results' VJPs, by the watched arguments if those matter; or why there are none.
+    stops: bool = field(default=False, kw_only=True)  # whether the last result flags that all is left to Python
+    # The results' VJPs, traced when first needed, by the watched arguments if those matter; or why there are none.
     vjps: dict[Any, Any] = field(default_factory=dict, init=False)
 
     def arguments(self, local: dict[str, Any], asked: Any) -> list[Any] | None:
-        """Returns the block's inputs; None if a guard fails: it is not what Python would run now."""
+        """Returns the block's inputs; None if a guard fails."""
         arguments = self.reads.again(local)
         if arguments is None:
             return None
@@ -94,7 +93,7 @@ class TracedBranch:
 
 
 def built(form: Any, results: list[Any], arguments: list[Any]) -> Any:
-    """Builds a value that a branch gives, from the block's results and arguments."""
+    """Builds a value of the form `form` from the block's results and arguments."""
     if isinstance(form, ResultAt):
         return results[form.number]
     if isinstance(form, IntResult):
@@ -109,7 +108,7 @@ def built(form: Any, results: list[Any], arguments: list[Any]) -> Any:
 def trace_branch(decision: Decision, asked: Any, frame: FrameType, local: dict[str, Any]) -> TracedBranch:
     """Traces the branch that `frame` is at; raises `Refused` with the reason if it must be left to Python.
 
-    A branch of which some path returns is traced together with the rest of the function.
+    If some path of the branch returns, the rest of the function is traced with it.
     """
     branch: Any = decision.statement
     code, simple = frame.f_code, isinstance(branch, Simple)
@@ -147,7 +146,7 @@ def trace_branch(decision: Decision, asked: Any, frame: FrameType, local: dict[s
 def _write(
     nodes: list[Any], reads: Reads, scope: Namespace, before: Any, assigned: set[str], ends: bool, asked: int | None
 ) -> TracedBranch:
-    """Traces the statements in `scope`; `before` holds its names at first, `asked` is the tested tensor's argument."""
+    """Traces the statements in `scope`; `before` holds its initial names, `asked` is the tested tensor's argument."""
     statements = interpreter(reads)
     results: list[Any] = []
     names: dict[str, Any] = {}
@@ -184,7 +183,8 @@ def _write(
 def form_of_value(value: Any, reads: Reads, results: list[Any], lists: dict[int, list[Any]] | None = None) -> Any:
     """Returns how to build a value from the block's results; appends the tensors that it needs to `results`.
 
-    With `lists`, lists that the block makes are allowed and noted there, by id: each once, or two names would get two.
+    With `lists`, lists that the block makes are allowed and added there, by id; a second name for one is refused, as
+    each name would get a list of its own. Raises `Refused` for all other values.
     """
     if isinstance(value, Undefined):
         raise Refused(value.reason)
@@ -213,7 +213,7 @@ def form_of_value(value: Any, reads: Reads, results: list[Any], lists: dict[int,
 
 
 def _settled(branch: ast.If) -> set[str]:
-    """Returns names that both paths assign unconditionally: their values before do not matter."""
+    """Returns names that both paths assign unconditionally: their previous values do not matter."""
     ways = [
         {t.id for s in way if isinstance(s, ast.Assign) for t in s.targets if isinstance(t, ast.Name)}
         for way in (branch.body, branch.orelse)

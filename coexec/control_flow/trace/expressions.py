@@ -1,7 +1,7 @@
-"""Expressions: evaluates Python expressions on tensors without values.
+"""Expressions: evaluates Python expressions on symbolic tensors.
 
-Anything not known to be free of effects is refused, and so is anything that only a value could answer. The rest is
-evaluated exactly as Python would: the operators and TensorFlow functions themselves are called on the values at hand.
+Anything not known to be free of effects is refused, and so is anything that needs a tensor's value. The rest is
+evaluated exactly as in Python, by calling the operators and TensorFlow functions themselves.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Expressions(Paths):
         return self.truth_of(self.evaluate(node, scope))
 
     def _truth_of_all(self, parts: list[Any], op: ast.boolop) -> Any:
-        """Combines truths as `and` or `or` do; behind a tensor, only harmless operands are computed unconditionally."""
+        """Combines truths as `and` or `or` do; after a tensor, only harmless operands are computed unconditionally."""
         decisive = isinstance(op, ast.Or)
         join = tf.logical_or if decisive else tf.logical_and
         found: Any = not decisive
@@ -117,7 +117,7 @@ class Expressions(Paths):
         return self._truth_of_all(parts, ast.And())
 
     def _chained(self, node: ast.Compare, scope: Namespace) -> Any:
-        """Returns the value of a chain of comparisons: the first that does not hold, or the last."""
+        """Returns the value of a chain of comparisons: the first that is false, or the last."""
 
         def value_from(n: int, left: Any) -> Any:
             right = self.evaluate(node.comparators[n], scope)
@@ -154,7 +154,7 @@ class Expressions(Paths):
         return self._applied(_COMPARE[type(op)], left, right)
 
     def _applied(self, function: Any, *operands: Any) -> Any:
-        """Applies an operator; refuses operands whose operators might do more than compute."""
+        """Applies an operator; refuses operands whose operators might have effects."""
         if any(isinstance(v, CountedInt) for v in operands):
             return apply_to_counted(function, operands)
         lists = [v for v in operands if type(v) is list]
@@ -307,7 +307,7 @@ class Expressions(Paths):
         return self.iterated(given)
 
     def call(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Calls a function that only computes: a known one, or a user function, which is inlined."""
+        """Calls a known pure function or a Keras layer, or inlines a user function; refuses any other."""
         if getattr(function, "__self__", None).__class__ in (tf.TensorShape,):
             return function(*args, **kwargs)
         if function is len and len(args) == 1 and type(args[0]) is list and self.lists is not None:
@@ -335,9 +335,9 @@ class Expressions(Paths):
         raise Refused(f"{getattr(function, '__qualname__', None) or type(function).__qualname__} is called")
 
     def layer(self, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Calls a Keras layer while watching its effects; refuses it unless all it does is compute.
+        """Calls a Keras layer while watching its effects; refuses it if it has any, or reads values of tensors.
 
-        The layer must be built, and must run only Keras' own code. What it reads of objects is guarded.
+        The layer must be built, and must run only Keras' own code. The attributes that it reads are guarded.
         """
         if self.reads.place(layer) is None or not layer.built or not is_plain_keras(layer):
             raise Refused(f"{layer.name} cannot be looked up again, is not built yet, or runs code of the user's")
@@ -355,7 +355,7 @@ class Expressions(Paths):
         return result
 
     def taken(self, function: Any, node: ast.Call, scope: Namespace) -> list[Any] | None:
-        """Returns the items of a generator expression that a call consumes whole; None if it is no such call."""
+        """Returns the items of a generator expression that a call consumes whole; None for other calls."""
         raise NotImplementedError
 
     def inlined(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -384,7 +384,7 @@ class Expressions(Paths):
 
 
 def _ordered(stops: bool, kept: Any, later: Any) -> tuple[Any, Any]:
-    """Returns what to evaluate if the left operand holds, and what if not; `stops` is for `or`, else it is `and`."""
+    """Returns what to evaluate if the left operand is true, and what if false; `stops`: for `or`, not `and`."""
     return (kept, later) if stops else (later, kept)
 
 

@@ -15,7 +15,7 @@ from tracer.location import is_user
 def note_call(layer: Any) -> None:
     """Marks a layer and its sublayers as called, and their variables as read.
 
-    The first call of a built layer changes nothing else; marked beforehand, that is no effect of the watched call.
+    The first call of a built layer has no other effects; with these marks set beforehand, it has none at all.
     """
     for inner in layer._flatten_layers():
         if not inner._called:
@@ -28,7 +28,7 @@ def note_call(layer: Any) -> None:
 def is_plain_keras(layer: Any) -> bool:
     """Returns whether a layer and its sublayers run only Keras' own code.
 
-    Then calling it once more to find out whether it does more than compute does no harm.
+    Then an extra call, made to find out whether it has effects, is harmless.
     """
     for inner in layer._flatten_layers():
         held = [v for v in vars(inner).values() if isinstance(v, types.FunctionType)]

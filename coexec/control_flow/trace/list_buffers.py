@@ -37,10 +37,10 @@ class ListBuffers:
         self.reads = reads
         self.rows = rows
         self.names = names
-        self.grown: dict[int, GrowingList] = {}  # by the read that gave the list
+        self.grown: dict[int, GrowingList] = {}  # by the read that returned the list
         self.counts: dict[int, CountedInt] = {}  # filled rows before the first iteration, as arguments
         self.lengths: dict[int, Any] = {}  # lengths before the first iteration, as arguments, where the loop uses them
-        self.taken: list[tuple[int, Stage, LazyTensor]] = []  # everything appended, in order, and on which path
+        self.taken: list[tuple[int, Stage, LazyTensor]] = []  # everything appended, in order, with the path's stage
         self.parted: set[int] = set()  # lists to which only some paths append
 
     def before(self, place: int) -> Rows:
@@ -48,7 +48,7 @@ class ListBuffers:
         return self.grown[place].before
 
     def appended(self, place: int, rows: Rows | None, value: Any, stage: Stage) -> Rows:
-        """Traces the append of a tensor; a full buffer has its last row overwritten, of which `lacks` tells."""
+        """Traces the append of a tensor; in a full buffer it overwrites the last row, which `lacks` detects."""
         if not isinstance(value, LazyTensor):
             raise Refused(f"a list takes a {'number' if isinstance(value, CountedInt) else type(value).__name__}")
         buffer, count = rows or self._started(place, value._out.spec).before
@@ -73,7 +73,7 @@ class ListBuffers:
         return self.counts[place]
 
     def lacks(self, rows: Rows) -> Any:
-        """Returns, as a tensor, whether more was appended than there are rows: such an iteration is left to Python."""
+        """Returns, as a tensor, whether the buffer has overflowed: such an iteration is left to Python."""
         return tf.greater(rows[1].tensor, self.rows)
 
     def _started(self, place: int, spec: Spec) -> GrowingList:
@@ -93,14 +93,17 @@ class ListBuffers:
         return self.grown[place]
 
     def taken_in(self, stage: Stage, growing: list[tuple[int, GrowingList]]) -> list[tuple[int, LazyTensor]] | None:
-        """Returns what each iteration appends to which list, as traced in a stage; None if iterations differ."""
+        """Returns the tensors that an iteration traced in `stage` appends, with list numbers; None if paths differ."""
         if self.parted.intersection(self.grown):
             return None
         numbers = {place: n for n, (place, _) in enumerate(growing)}
         return [(numbers[place], value) for place, within, value in self.taken if within is stage]
 
     def settled(self) -> list[tuple[int, GrowingList]]:
-        """Returns all lists that grow; refuses where the loop reads more of one than its length."""
+        """Returns all lists that grow, and guards that nothing aliases them.
+
+        Raises `Refused` if the loop reads more of one than its length.
+        """
         if any(self.reads.is_looked_into(place) for place in self.grown):
             raise Refused("a list is looked at in the loop in which it grows")
         if not self.lengths.keys() <= self.grown.keys():

@@ -19,8 +19,8 @@ from tracer.stage import Stage
 class Paths:
     """Traces paths that fork; `stage` is the stage being traced into.
 
-    `leave` is a tensor (or None) that tells whether Python must run the traced iteration: something on its path was
-    refused, or leaves the loop.
+    `leave` is a tensor (or None) that is true if Python must run the traced iteration, as something on the path taken
+    was refused, or leaves the loop.
     """
 
     def __init__(self, reads: Reads) -> None:
@@ -28,9 +28,9 @@ class Paths:
         self.stage: Stage = reads.stage
         self.leave: Any = None
         self.lists: ListBuffers | None = None  # the lists that may grow
-        self.rows: dict[int, Rows] = {}  # by how much they have grown on this path
+        self.rows: dict[int, Rows] = {}  # what they have grown by on this path
         self._own: dict[int, tuple[list[Any], Stage]] = {}  # by id: lists made by the statement, and in which stage
-        self._grown: dict[Stage, dict[int, Rows]] = {}  # the same on paths that were traced
+        self._grown: dict[Stage, dict[int, Rows]] = {}  # the same for each path already traced
 
     def branched(self, truth: LazyTensor, then: Any, other: Any) -> Any:
         """Evaluates both branches to a value; the tensor will select one."""
@@ -41,7 +41,7 @@ class Paths:
         return value
 
     def leave_if(self, truth: Any) -> None:
-        """Leaves the iteration to Python where a tensor is true."""
+        """Leaves the iteration to Python if a tensor is true."""
         self.leave = truth if self.leave is None else tf.logical_or(self.leave, truth)
 
     def apart(self, function: Any) -> tuple[Stage, Any, Any]:
@@ -57,7 +57,7 @@ class Paths:
             self.stage, self.leave, self.rows = outer, before, rows
 
     def _append(self, owner: list[Any], value: Any) -> None:
-        """Appends to a list: one of the program's in its buffer, one made in this stage right away; refuses others."""
+        """Appends to one of the program's lists, through its buffer, or to one made in this stage; refuses others."""
         place = self.reads.place(owner)
         if place is not None and self.lists is not None:
             rows = self.rows[place] = self.lists.appended(place, self.rows.get(place), value, self.stage)

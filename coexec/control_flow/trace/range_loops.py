@@ -1,8 +1,8 @@
 """Ranges: traces a running `for` loop over a range, with an `if` on a tensor that breaks, for the device.
 
-The loop is entered at the `if`, whose only statement is `break`, and traced up to its end, be that the `break` or the
-end of the range. The program resumes at the same place behind either, except where there is an `else`: then a result
-tells which it was. All or nothing: Python's iterator cannot be moved.
+Tracing starts at the `if`, whose only statement is `break`, and covers the rest of the loop, up to the `break` or the
+end of the range. The program resumes at the same place after either, unless the loop has an `else`: then a result says
+which it was. All or nothing: Python's iterator cannot be advanced.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tracer.errors import Refused
 from tracer.lazy import LazyTensor
 from tracer.syntax import Decision, assigned_names, is_read, shared_names
 
-# Names for traced statements, which no Python name can equal.
+# Names in traced statements; not valid Python names.
 _LAST, OVER, _TRUE = "<last>", "<over>", "<true>"
 
 
 @dataclass
 class TracedRange(TracedBranch):
-    """A traced loop over a range; its last result tells whether it stopped before its end."""
+    """A traced loop over a range; its last result flags that it stopped before its end."""
 
     loop: ast.For
     counters: dict[str, int]  # counted names, and the argument that supplies each
@@ -42,7 +42,7 @@ class TracedRange(TracedBranch):
         return [self.block]
 
     def arguments(self, local: dict[str, Any], asked: Any) -> list[Any] | None:
-        """Returns the block's inputs; None if a guard fails: it is not the loop that Python would run now."""
+        """Returns the block's inputs; None if a guard fails."""
         last = _last(self.loop, local)
         given = {name: last if name == _LAST else local.get(name) for name in self.counters}
         if not all(type(v) is int and abs(v) < 1 << 28 for v in given.values()):
@@ -65,7 +65,7 @@ def trace_range(decision: Decision, frame: FrameType, local: dict[str, Any]) -> 
     loop, ahead, behind = _parts(decision, frame, local)
     code, leaves = frame.f_code, decision.leaves
     assert leaves is not None
-    target = loop.target.id  # type: ignore[attr-defined]  # `_is_left` has looked
+    target = loop.target.id  # type: ignore[attr-defined]  # checked by `_is_left`
     more = ast.Compare(ast.Name(target, ast.Load()), [ast.NotEq()], [ast.Name(_LAST, ast.Load())])
     step = _counting(target, _step(loop))
     over = ast.Assign([ast.Name(OVER, ast.Store())], ast.Name(_TRUE, ast.Load()))
@@ -120,7 +120,7 @@ class RangeIterations:
     loop: ast.For
 
     def arguments(self, local: dict[str, Any], _: Any = None) -> list[Any] | None:
-        """Returns the inputs of the iterations; None if a guard fails: Python would not run them now."""
+        """Returns the inputs of the iterations; None if a guard fails."""
         within = self.within(local)
         return None if within[_LAST] is None else self.turns.arguments(within)
 
@@ -129,11 +129,11 @@ class RangeIterations:
         return [staged.loop for staged in (self.turns, self.last) if staged is not None]
 
     def within(self, local: dict[str, Any]) -> dict[str, Any]:
-        """Returns the local variables as the loop sees them: with the last number of the range."""
+        """Returns the local variables of the traced loop: the program's, and the last number of the range."""
         return {**local, _LAST: _last(self.loop, local)}
 
     def without(self, local: dict[str, Any]) -> dict[str, Any]:
-        """Returns the local variables that the program knows."""
+        """Returns those of the local variables that are the program's."""
         return {name: value for name, value in local.items() if name != _LAST}
 
     def is_at_last(self, local: dict[str, Any]) -> bool:
@@ -144,7 +144,7 @@ class RangeIterations:
 def trace_range_iterations(decision: Decision, frame: FrameType, local: dict[str, Any], rows: int) -> RangeIterations:
     """Traces the rest of the loop that `frame` is in as iterations; raises `Refused` if it is left to Python.
 
-    Lists may grow in it by `rows`, which must hold all that is appended, as Python's iterator cannot be moved.
+    Lists may grow in it by `rows`, which must hold all that is appended, as Python's iterator cannot be advanced.
     """
     loop, ahead, behind = _parts(decision, frame, local)
     assert decision.leaves is not None

@@ -25,7 +25,7 @@ _MISSING = object()
 
 
 class Read(NamedTuple):
-    """One value that was read: from which other read, how, and what it must be."""
+    """One value that was read: the read of its owner, the kind of read, its key, and the guard on the value."""
 
     parent: int
     kind: int
@@ -34,7 +34,7 @@ class Read(NamedTuple):
 
 
 class VariableRead(NamedTuple):
-    """A variable's value when the statement begins: the handle to read it by, and the variable that tapes know."""
+    """A variable's value when the statement begins: the handle to read it by, and the variable that tapes watch."""
 
     handle: Any
     variable: Any
@@ -52,7 +52,7 @@ def written(
 
     `arguments` holds the read behind each argument, None for those supplied elsewhere. `alone` are reads whose value no
     other read may alias. `handles` knows variables whose value has the expected spec; `holds` checks all others.
-    The generated function raises what a read raises, where an attribute, item or name is gone.
+    The generated function raises what a read raises if an attribute, item or name is gone.
     """
     names: dict[str, Any] = {
         "M": _MISSING, "B": vars(builtins), "V": keras.Variable, "F": FunctionType, "N": MethodType,
@@ -70,7 +70,7 @@ def written(
                 f"if handles.get(h._id) is not e{n} and not holds(h, e{n}): return None",
                 f"v{n} = held(h, u)",
             ]
-        elif kind == OBJECT:  # it is there, or not
+        elif kind == OBJECT:  # a weak reference, alive or not
             lines += [f"v{n} = k{n}()", f"if v{n} is None: return None"]
         else:
             lines += [*_fetched(n, parent, kind, key), _checked(n, expected, names)]
@@ -103,7 +103,7 @@ def _fetched(n: int, parent: int, kind: int, key: Any) -> list[str]:
 
 
 def _checked(n: int, expected: Any, names: dict[str, Any]) -> str:
-    """Returns the line that bails out if a read gives something else."""
+    """Returns the line of code that bails out if the guard on a read fails; adds what it refers to to `names`."""
     value = f"v{n}"
     if type(expected) is Spec:
         names[f"e{n}"] = expected

@@ -54,7 +54,7 @@ class Reads(Watcher):
         self.stage = Stage(captured=self._captured)
         self.alone: set[int] = set()  # reads of lists that no other read may alias
         self.stale = False  # a Keras object that it relies on was written to
-        self._scopes: Any = None  # Keras' scopes, where a layer was called in them
+        self._scopes: Any = None  # Keras' scopes, if a layer was called
         self._around: list[Any] = []
         self.fetched: list[int] = []  # the reads that are arguments
         self.positions: list[int] = []  # and the positions of those arguments
@@ -62,22 +62,22 @@ class Reads(Watcher):
         self._again: Any = None
         self._known: dict[Any, tuple[int, Any]] = {}
         self._places: dict[int, int] = {}  # by id: reads of objects and containers
-        self._made: dict[int, tuple[int, int]] = {}  # by a cell's id: the function with that cell, and which
+        self._made: dict[int, tuple[int, int]] = {}  # by a cell's id: the read of its function, and its index
         self._held: dict[int, LazyTensor] = {}  # by the id of a variable's handle: the variable's value
         self._handles: dict[int, Spec] = {}  # of variables' values, by the handles' ids, never reused
         self._kept: list[Any] = []  # keeps ids valid while tracing
 
     def place(self, value: Any) -> int | None:
-        """Returns the read that gave an object or container; None if the statement itself made it."""
+        """Returns the read that returned an object or container; None if the statement itself made it."""
         return self._places.get(id(value))
 
     def variable(self, place: int) -> str | None:
-        """Returns the local variable that a read is of; None if it is of something else."""
+        """Returns the name of the local variable that was read; None if the read is of another kind."""
         read = self._reads[place]
         return read.key if read.kind == LOCAL else None
 
     def is_looked_into(self, place: int) -> bool:
-        """Returns whether some read goes through the value of this one."""
+        """Returns whether something was read from the value of this read."""
         return any(read.parent == place for read in self._reads)
 
     def local(self, name: str, value: Any) -> Any:
@@ -157,7 +157,7 @@ class Reads(Watcher):
             return ("same", lambda: value), self._kept[-1]
 
     def _function(self, function: FunctionType, number: int) -> tuple[Any, Any]:
-        """Guards a function that the program makes anew in each call: by its code, and by what its cells hold."""
+        """Returns the same for a function that each call of the program creates: guarded by its code and cells."""
         self._kept.append(function)
         first = self._places.setdefault(id(function), number)
         if first != number:
@@ -201,7 +201,7 @@ class Reads(Watcher):
             self._scopes = environment(self._around)
 
     def owned(self, layer: Any) -> None:
-        """Lets the trace read a layer's variables, of which each is guarded to be alive."""
+        """Registers a layer's variables, so that the trace can read them; guards that each is alive."""
         for variable in layer.variables:
             held = variable.value
             if id(held.handle) not in self._places:
@@ -219,7 +219,7 @@ class Reads(Watcher):
         return True
 
     def finish(self) -> None:
-        """Ends tracing: drops what only tracing needs."""
+        """Ends tracing: releases what only tracing needs."""
         self._kept, self._known, self._places, self._held, self._made = [], {}, {}, {}, {}
 
     def again(self, local: dict[str, Any]) -> list[Any] | None:
@@ -243,7 +243,7 @@ class Reads(Watcher):
 @contextlib.contextmanager
 def staging(reads: Reads) -> Iterator[None]:
     """Ends tracing, whatever its outcome; rewinds the seeds that it drew, as the program will draw them."""
-    drawn_from = generator()  # functions that draw seeds do so before they are refused
+    drawn_from = generator()  # a function that draws a seed does so before it is refused
     state = drawn_from.getstate() if drawn_from is not None else None
     try:
         yield

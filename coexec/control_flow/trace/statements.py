@@ -1,4 +1,4 @@
-"""Statements: interprets Python statements on tensors without values."""
+"""Statements: interprets Python statements on symbolic tensors."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ class Statements(Expressions):
         return block
 
     def run(self, statements: list[ast.stmt], scope: Namespace, ends: bool) -> None:
-        """Interprets the statements that end an iteration or, if `ends`, a function; raises what leaves them."""
+        """Interprets the statements that end an iteration or, if `ends`, a function.
+
+        Raises `Break`, `Continue` or `Return` where they do, and `Refused` if Python must run them.
+        """
         for n, statement in enumerate(statements):
             rest = statements[n + 1 :]
             if isinstance(statement, ast.If):
@@ -86,7 +89,7 @@ class Statements(Expressions):
     # Paths that fork on a tensor.
 
     def _part(self, truth: LazyTensor, then: list[ast.stmt], other: list[ast.stmt], scope: Namespace) -> None:
-        """Interprets both paths behind a fork on a tensor; merges what they assign."""
+        """Interprets both paths after a fork on a tensor; merges what they assign into the names of `scope`."""
         names = sorted(assigned_names([*then, *other]))
         lost = Undefined("it is assigned on one path only")
         paths: list[Any] = []
@@ -199,7 +202,7 @@ class Statements(Expressions):
         raise Refused(f"a loop of more than {tuning.max_python_turns} turns")
 
     def _loop(self, statement: ast.While, scope: Namespace) -> None:
-        """Traces a nested loop; where it does not run to its end, the enclosing iteration is left to Python."""
+        """Traces a nested loop; if it does not run to its end, the enclosing iteration is left to Python."""
         assigned = sorted(assigned_names(statement.body))
         inner = scope.branch()
         names = [name for name in assigned if spec(scope.names.get(name)) is not None]
@@ -258,7 +261,7 @@ class Statements(Expressions):
         return made
 
     def taken(self, function: Any, node: ast.Call, scope: Namespace) -> list[Any] | None:
-        """Returns the items of a generator expression that a call consumes whole; None if it is no such call."""
+        """Returns the items of a generator expression that a call consumes whole; None for other calls."""
         if len(node.args) != 1 or not isinstance(node.args[0], ast.GeneratorExp):
             return None
         return self._comprehended(node.args[0], scope) if any(function is f for f in (list, tuple, sum)) else None
@@ -316,7 +319,7 @@ class Statements(Expressions):
         return self.evaluate(tree.body, scope) if isinstance(tree, ast.Lambda) else self.returned(tree.body, scope)
 
     def entered(self, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, Namespace]:
-        """Returns the syntax of a user function that is called, and its initial names.
+        """Returns the syntax tree of a user function that is called, and its initial names.
 
         Raises `Refused` if the function cannot be inlined; guards its code and defaults.
         """
@@ -376,7 +379,7 @@ def _leads_to(kinds: tuple[type[ast.stmt], ...], statements: list[ast.stmt]) -> 
 
 
 def _as(value: Any, tensor: Any) -> Any:
-    """Returns what a tensor that replaces `value` represents: a counted number if that was one."""
+    """Returns the tensor that replaces `value`, as a counted number if `value` is one."""
     return CountedInt(tensor) if isinstance(value, CountedInt) else tensor
 
 

@@ -74,7 +74,7 @@ def is_one_kind(one: Any, other: Any) -> bool:
 
 
 def alike(one: Any, other: Any) -> Any:
-    """Returns the value that two paths agree on; an `Undefined` with the reason where they do not."""
+    """Returns the value that two paths agree on; if they do not, an `Undefined` with the reason."""
     if one is other:
         return one
     if isinstance(one, Undefined) or isinstance(other, Undefined):
@@ -121,7 +121,7 @@ def apply_to_counted(function: Any, operands: tuple[Any, ...]) -> Any:
 
 
 def is_safe(value: Any) -> bool:
-    """Returns whether operators and functions do with a value only what they are known for."""
+    """Returns whether operators and functions on this value do only what they are known to do."""
     return isinstance(value, (LazyTensor, *VARIABLES)) or is_number(value) or type(value) is tuple
 
 

@@ -1,9 +1,9 @@
 """Loops: traces a running `while` loop of the program for the device.
 
-The loop is entered where Python has just evaluated its test. The device returns the local variables as they are before
-some later evaluation of the test, and that test's result: Python resumes from there as if it had run the iterations
-itself. That need not be the end of the loop: before an iteration that is left to Python, since it prints, returns or
-fails, the device stops.
+Tracing starts where Python has just evaluated the loop's test. The device returns the local variables as they are
+before some later evaluation of the test, and the result of that: Python resumes from there as if it had run the
+iterations itself. That need not be the end of the loop: the device stops before an iteration that is left to Python, as
+it prints, returns or fails.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class LoopVariable(NamedTuple):
     late: bool  # it has no value before the first iteration
 
     def join(self, tensors: Iterator[Any], before: Any, turns: int) -> Any:
-        """Returns the variable's value after `turns` iterations; takes its share of all states' tensors."""
+        """Returns the variable's value after `turns` iterations; consumes its own of all states' `tensors`."""
         if self.form is not None:
             return self.form[0]([next(tensors) for _ in range(self.form[1])])
         tensor = next(tensors)
@@ -61,20 +61,20 @@ class LoopVariable(NamedTuple):
 
 @dataclass
 class TracedLoop:
-    """A traced loop, and how to run it when it comes again."""
+    """A traced loop, its guards, and how to apply its results."""
 
     loop: WhileLoop
     reads: Reads
     states: list[LoopVariable]
     constants: dict[str, Any]  # names that get the same Python value in each iteration
     inputs: tuple[Spec, ...]
-    lists: list[GrowingList]  # by how much they have grown follows the states
+    lists: list[GrowingList]  # their buffers and counts follow the states
     turn: Block | None  # an iteration's states and what it appends; None if iterations append differently
-    taken: list[int]  # to which list each appended tensor goes
-    vjp: Any = field(default=None, init=False)  # the VJP, once a tape has asked; or why there is none
+    taken: list[int]  # by appended tensor: the number of its list
+    vjp: Any = field(default=None, init=False)  # traced when first needed; or why there is none
 
     def arguments(self, local: dict[str, Any]) -> list[Any] | None:
-        """Returns the loop's inputs; None if a guard fails: it is not the loop that Python would run now."""
+        """Returns the loop's inputs; None if a guard fails."""
         arguments = self.reads.again(local)
         if arguments is None:
             return None
@@ -305,7 +305,7 @@ def counted_names(body: list[ast.stmt]) -> dict[str, int]:
     targets = [n.id for s in body for n in ast.walk(s) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)]
     for statement in body:
         if any(isinstance(n, ast.Continue) for n in ast.walk(statement)):
-            break  # behind this, an iteration may end before it counts
+            break  # after this, an iteration may end before the increment
         if (
             isinstance(statement, ast.AugAssign)
             and isinstance(statement.target, ast.Name)
