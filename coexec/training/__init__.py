@@ -1,4 +1,4 @@
 """Training: Keras models, hand-written training loops and checkpoints, on top of co-executed functions.
 
-In come models, steps and data; out come trained models, reports and checkpoints that another process can resume from.
+Takes models, steps and data; returns trained models, reports, and checkpoints that another process can resume from.
 """

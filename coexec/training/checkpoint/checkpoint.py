@@ -3,8 +3,8 @@
 A checkpoint is TensorFlow's: variables and the iterator of a tf.data pipeline by name, and one string with all Python
 state. It is complete or absent, since `tf.train.CheckpointManager` lists it only after it is written.
 
-It is taken between two steps and written during the next ones. Taking a variable means holding its value, of which
-TensorFlow makes a copy when something writes to the variable.
+A snapshot is taken between two steps and written during the next ones. That of a variable is a reference to its value,
+which TensorFlow copies on write.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _PYTHON = "python/.ATTRIBUTES/py_state"
 class CheckpointError(RuntimeError):
     """No checkpoint in a directory can be used; the message says why, for each.
 
-    It is another program's directory, other objects were saved, or files are damaged. Name another directory, pass the
-    objects that were passed then, or remove the directory to start over.
+    The directory is another program's, other objects were saved, or files are damaged. Name another directory, pass the
+    objects that were saved, or remove the directory to start over.
     """
 
 
@@ -80,10 +80,10 @@ class Checkpoint:
         return Checkpoint(self.directory, every=self.every, keep=self.keep, **self.objects, **more)
 
     def save(self, step: int, position: Any = None, iterator: Any = None) -> None:
-        """Takes everything as it is now, and writes it in the background; `wait` waits for that.
+        """Takes a snapshot of everything, and writes it in the background; `wait` waits for that.
 
-        `load` returns `position`, and restores a tf.data `iterator`. Raises `WriteError` if the checkpoint before could
-        not be written.
+        `load` returns `position`, and restores a tf.data `iterator`. Raises `WriteError` if the previous checkpoint
+        could not be written.
         """
         self.wait()
         python = {
@@ -203,7 +203,7 @@ class Checkpoint:
 
 
 class _Taken(Trackable):
-    """The value of a variable or a tf.data iterator when it was taken, written under that holder's name."""
+    """The snapshot of a variable or a tf.data iterator, written under its holder's name."""
 
     def __init__(self, holder: Any) -> None:
         if isinstance(holder, tf.Variable):

@@ -1,4 +1,4 @@
-"""Writer: writes a checkpoint while the program goes on."""
+"""Writer: writes a checkpoint in the background."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Callable
 class WriteError(RuntimeError):
     """Something could not be written in the background; the message says what, and the cause why.
 
-    It is raised where the program next writes or waits, which is after the failure. Free some space, or name a
-    directory that can be written to, and start again: the earlier checkpoints are still there.
+    It is raised where the program next writes or waits, after the failure. Free some space, or name a writable
+    directory, and start again: the earlier checkpoints are still there.
     """
 
 
@@ -24,17 +24,17 @@ class CheckpointWriter:
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self._done = threading.Event()  # needed as Python takes a thread for ended when Ctrl-C interrupts a `join`
+        self._done = threading.Event()  # as Python considers a thread ended once Ctrl-C interrupts its `join`
         self._failure: WriteError | None = None
 
     def write(self, what: str, task: Callable[[], object]) -> None:
-        """Runs `task` in the background once the write before is done; raises `WriteError` if that failed."""
+        """Runs `task` in the background once the previous write is done; raises `WriteError` if that failed."""
         self.wait()
 
         def run() -> None:
             try:
                 task()
-            except BaseException as error:  # raised in the thread that asks next
+            except BaseException as error:  # raised by the next `wait`
                 reason = (str(error).splitlines() or [""])[0]
                 self._failure = WriteError(f"{what} could not be written: {type(error).__name__}: {reason}")
                 self._failure.__cause__ = error

@@ -1,7 +1,7 @@
 """Random state: captures and restores the random number generators of Python, NumPy, TensorFlow and Keras.
 
-Not covered are TensorFlow operations with a seed of their own (`tf.random.normal(..., seed=1)`), whose kernels count
-where nobody can ask, and generators that the program holds: those are among the objects to save, by name.
+Not covered are TensorFlow operations with a seed of their own (`tf.random.normal(..., seed=1)`), whose counters are
+hidden in kernels, and generators that the program holds: pass those to the checkpoint as objects to save.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
 """Keras: accelerated models.
 
-In comes a compiled model; out comes the same model, whose steps run co-executed and several to a launch.
+Takes a Keras model; returns the same model, whose steps run co-executed, several of them per launch.
 """

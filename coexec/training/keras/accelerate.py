@@ -34,7 +34,7 @@ def accelerate(model: Model, *, jit_compile: Literal["auto"] | bool = "auto", re
     losses and metrics may contain any Python, which runs for every batch. Only the speed differs. The model may be
     compiled before or afterwards, and again. `model.train_function.stats()` and `.explain()` report what was done.
 
-    Steps that run no Python of yours are launched several at a time where nothing can observe them in between: no
+    Steps that run no Python of yours are launched several at a time if nothing can observe them in between: no
     callback hooks single batches, and the data (arrays, or a dataset without Python and variables) do not depend on
     them.
 
@@ -68,7 +68,7 @@ def accelerate(model: Model, *, jit_compile: Literal["auto"] | bool = "auto", re
         raise TypeError(f"coexec.accelerate takes a Keras model, not {model!r}")
     for name, loop in (("train", "fit"), ("test", "evaluate"), ("predict", None)):
         audience = None if loop is None else Audience(name)
-        method = f"make_{name}_function"  # Keras calls it before it trains; meant to be overridden
+        method = f"make_{name}_function"  # Keras calls it before training; documented as overridable
         if _is_keras_own(model, method):
             setattr(model, method, make(name, audience))
             setattr(model, f"{name}_function", None)
@@ -92,7 +92,7 @@ def _execution(model: keras.Model, phase: str) -> Execution | None:
 
 
 def _behind_the_steps(model: keras.Model) -> Callable[[], Any]:
-    """Returns a `get_metrics_result` that first runs the steps held back: Keras calls it after the last batch."""
+    """Returns a `get_metrics_result` that first runs the deferred steps: Keras calls it after the last batch."""
 
     def get_metrics_result() -> Any:
         for phase in ("train", "test"):
@@ -121,7 +121,7 @@ def _at_once(model: keras.Model, audience: Audience) -> Callable[..., Any]:
 
 
 def _watched(model: keras.Model, loop: str, audience: Audience) -> Callable[..., Any]:
-    """Returns a `fit` or `evaluate` that tells the steps who observes them, and leaves none held back."""
+    """Returns a `fit` or `evaluate` that sets `audience` for the steps, and leaves none of them deferred."""
     original = getattr(keras.Model, loop)
     signature = inspect.signature(original)
     phase = audience.phase

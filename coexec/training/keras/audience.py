@@ -1,4 +1,4 @@
-"""Audience: who observes the steps of a Keras training loop while it runs, which decides what may be deferred."""
+"""Audience: what observes the steps of a Keras training loop while it runs, and so which steps may be deferred."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tracer.spec import RESOURCE, VARIANT
 # Operations of a data pipeline that run Python, which may observe anything.
 _PYTHON = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
 
-# They hook every batch, to save when it is time: never, if they save by the epoch.
+# They hook every batch, in order to save at some; with `save_freq="epoch"` they do nothing there.
 _SAVERS = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
 
 
 class Audience:
-    """Who observes the steps of one phase ("train" or "test") of a model; until known, somebody does.
+    """What observes the steps of one phase ("train" or "test") of a model; assumes an observer until set.
 
-    `listens`: some callback gets every batch, with its logs. `apart`: the data do not depend on the steps, so several
-    batches may be taken before the first of them is trained on.
+    `listens`: some callback hooks every batch, with its logs. `apart`: the data do not depend on the steps, so several
+    batches may be fetched before the first of them is trained on.
     """
 
     def __init__(self, phase: str) -> None:
@@ -52,7 +52,7 @@ def _function(method: Any) -> Any:
 
 
 def comes_apart(data: Any) -> bool:
-    """Returns whether batches cannot depend on what a model does: neither Python nor variables make them."""
+    """Returns whether batches cannot depend on what a model does: no Python or variables take part in making them."""
     if isinstance(data, tf.data.Dataset):
         return not any(map(_looks_around, functions_of_dataset(data)))
     parts = [part for part in keras.tree.flatten(data) if part is not None]
@@ -70,7 +70,7 @@ def _looks_around(function: Any) -> bool:
 class Logs(dict[str, Any]):
     """The report of the last step; false, so that Keras does not read it for callbacks that ignore it.
 
-    It is always the same object, which is updated when steps that were held back run.
+    It is always the same object, which is updated when deferred steps run.
     """
 
     def __bool__(self) -> bool:

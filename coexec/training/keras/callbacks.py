@@ -55,6 +55,6 @@ def _is_plain(value: Any) -> bool:
         return all(map(_is_plain, value))
     if type(value) is dict:
         return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
-    if isinstance(value, types.FunctionType):  # of Keras, such as whether more or less is better, decided once
+    if isinstance(value, types.FunctionType):  # Keras' own, such as the comparison of a monitored value, chosen once
         return value.__module__.startswith("keras.") and "<" not in value.__qualname__
     return isinstance(value, _PLAIN)

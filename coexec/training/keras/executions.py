@@ -40,7 +40,7 @@ def steps_of(model: keras.Model, phase: str) -> Callable[..., Any]:
 class Execution:
     """The steps of one phase, on `steps_per_execution` batches per call.
 
-    While nobody observes them in between, steps are held back and launched together. `flush` runs those.
+    While nothing observes them in between, steps are deferred and launched together. `flush` runs those.
     """
 
     def __init__(self, step: Function, steps: int, audience: Audience) -> None:
@@ -72,13 +72,13 @@ class Execution:
         return self._result if self._audience.listens or not isinstance(self._result, dict) else self._logs
 
     def flush(self) -> None:
-        """Runs the steps held back, and waits for the last; if one fails, the steps after it are dropped."""
+        """Runs the deferred steps, and waits for the last; if one fails, the steps after it are dropped."""
         if not self._running:
             self._make_steps()
             self._control.land()
 
     def _make_steps(self) -> None:
-        """Runs the steps held back, `together` to a launch as long as batches are alike, else one by one."""
+        """Runs the deferred steps, `together` per launch while batches are alike, else one by one."""
         self._running = True
         try:
             while self._waiting:
@@ -92,7 +92,7 @@ class Execution:
             self._waiting.clear()
 
     def logs(self) -> dict[str, Any]:
-        """Returns the report of the last step, after running the steps held back."""
+        """Returns the report of the last step, after running the deferred steps."""
         self.flush()
         return self._logs
 
@@ -106,7 +106,7 @@ class Execution:
             self._consider(batches)
 
     def _consider(self, batches: list[Any]) -> None:
-        """Doubles the steps per launch while steps are one region each; goes back to one if they cease to be."""
+        """Doubles the steps per launch while each step is one memoized call; resets to one if they cease to be."""
         regions, operations = self._control.whole
         if regions != self.together:
             self._steady, self._doubt = 0, self._doubt + 1
@@ -124,7 +124,7 @@ class Execution:
 
 
 class Prediction:
-    """The same for `predict`, which passes the batches and takes all results."""
+    """The same for `predict`, which passes lists of batches, and needs all results."""
 
     def __init__(self, step: Function) -> None:
         self.step = step
@@ -137,7 +137,7 @@ class Prediction:
 
 
 def _without_optionals(batch: Any) -> Any:
-    """Returns a batch with None for components that its data lack."""
+    """Returns a batch with None for its `Optional` components, which the data lack."""
     return keras.tree.map_structure(lambda part: None if isinstance(part, tf.experimental.Optional) else part, batch)
 
 

@@ -1,4 +1,4 @@
-"""Data: where batches come from, epoch by epoch, and how another process gets back to the same batch."""
+"""Data: the sources of batches, epoch by epoch, and how another process resumes at the same batch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from coexec.base.tuning import tuning
 
 
 class Source:
-    """The batches of a loop; `position` returns a position, and `begin` goes there."""
+    """The batches of a loop; `position` returns a position, and `begin` resumes from it."""
 
-    steps: int | None = None  # per epoch, where that is known
+    steps: int | None = None  # per epoch, if known
     iterator: Any = None  # of tf.data, which saves its position in a checkpoint itself
 
     def begin(self, epoch: int, position: Any = None) -> None:
-        """Starts an epoch, or resumes after a position; a tf.data iterator is to be restored afterwards."""
+        """Starts an epoch, or resumes after a position; the caller restores a tf.data iterator afterwards."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
@@ -41,7 +41,7 @@ class Source:
         return None
 
     def close(self) -> None:
-        """Stops any thread that works ahead."""
+        """Stops any prefetching thread."""
 
 
 def source_of(
@@ -88,7 +88,7 @@ class Dataset(Source):
         self.steps = cardinality if cardinality >= 0 else None
 
     def begin(self, epoch: int, position: Any = None) -> None:
-        """Makes the epoch's iterator."""
+        """Creates the epoch's iterator."""
         self.iterator = iter(self._dataset)
 
     def __next__(self) -> Any:
@@ -96,7 +96,7 @@ class Dataset(Source):
 
 
 class Indexed(Source):
-    """Data that give any batch, or rows, by number: the position is a number, and the order need not be saved."""
+    """Data with random access to batches or rows: the position is a number, and the order need not be saved."""
 
     def __init__(
         self, get: Callable[[Any], Any], length: Callable[[], int], shuffle: bool, seed: int, owner: Any, size: int = 0
@@ -161,7 +161,7 @@ class Iterated(Source):
 
 
 class Prefetched(Source):
-    """Another source, whose batches are made on a thread, so many ahead, each with the position after it."""
+    """Another source, whose batches are prepared on a thread, `count` ahead, each with the position after it."""
 
     def __init__(self, source: Source, count: int) -> None:
         self._source, self._count = source, count
@@ -201,7 +201,7 @@ class Prefetched(Source):
         return self._source.why_not_resumable()
 
     def close(self) -> None:
-        """Ends the thread, which may be waiting for room; one that its data keep busy is abandoned, with a warning."""
+        """Ends the thread, which may be blocked on a full queue; if the data keep it busy, abandons it with a warning."""
         self._stop.set()
         thread, self._thread = self._thread, None
         patience = time.monotonic() + tuning.data_patience

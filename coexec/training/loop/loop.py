@@ -13,7 +13,7 @@ from coexec.training.loop.signals import Interrupts
 
 
 class Position(NamedTuple):
-    """Where a loop is: steps done, in all and in which epoch, whether that or all is over, and the data's position."""
+    """Where a loop is: steps done, in all and in this epoch; whether the epoch or loop is over; the data's position."""
 
     step: int = 0
     epoch: int = 0
@@ -61,7 +61,7 @@ class Loop:
 
     @property
     def total(self) -> int | None:
-        """The total number of steps, where that is known."""
+        """The total number of steps, if known."""
         known = [n for n in (self._limit, self._source.steps) if n is not None]
         return min(known) * self._epochs if known else None
 
@@ -106,10 +106,10 @@ class Loop:
             self.begin_epoch()
         if saved is None or checkpoint is None:
             source.begin(self.epoch)
-        elif at.in_epoch:  # the random state is that of the moment after the batch
+        elif at.in_epoch:  # the random state was captured after the batch
             source.begin(at.epoch, at.data)
             checkpoint.load(saved, source.iterator)
-        else:  # here it is that of the moment before the epoch
+        else:  # here it was captured before the epoch
             checkpoint.load(saved)
             source.begin(at.epoch)
 
@@ -133,7 +133,7 @@ class Loop:
             raise KeyboardInterrupt(f"{stops.name} after step {self.step}")
 
     def _after_epoch(self) -> None:
-        """Saves if checkpoints are per epoch, and at the end of the last epoch in any case."""
+        """Saves if checkpoints are per epoch, and always at the end of the last epoch."""
         self.end_epoch()
         checkpoint = self._checkpoint
         ends = self._stopped or self.epoch + 1 == self._epochs
@@ -141,7 +141,7 @@ class Loop:
             self._save(over=True)
 
     def _save(self, over: bool = False) -> None:
-        """Saves a checkpoint; `over` is whether the epoch is."""
+        """Saves a checkpoint; `over`: whether the epoch is over."""
         source = self._source
         assert self._checkpoint is not None
         if source.why_not_resumable() is None:  # the end of an epoch is a position in it: shuffling resumes, too
@@ -170,19 +170,19 @@ def loop(
 
     With a checkpoint, a loop that was killed and is started again resumes after the step saved last, in the middle of
     an epoch, with the random state of that moment. The first Ctrl-C or SIGTERM ends the loop after the running step,
-    saves a checkpoint there if the data can tell their position, and raises KeyboardInterrupt; a step that takes a
+    saves a checkpoint there if the data's position can be saved, and raises KeyboardInterrupt; a step that takes a
     second longer, or during which another signal comes, is aborted.
 
     Args:
       data: a `tf.data.Dataset`, a Keras `PyDataset`, an iterable, which is iterated over once per epoch, or an
         iterator, which is continued; or arrays, alone or in tuples and dicts, with a `batch_size`. An iterable's
-        `state_dict` is saved, and restored with `load_state_dict`, after which it continues behind that batch.
-      epochs: how often to go through the data.
-      batch_size: rows per batch, where data are arrays or a dataset of single rows.
+        `state_dict` is saved, and restored with `load_state_dict`, after which it continues after that batch.
+      epochs: the number of passes over the data.
+      batch_size: rows per batch, if data are arrays or a dataset of single rows.
       steps_per_epoch: the maximum number of steps per epoch.
       shuffle: for arrays and a PyDataset: another order in each epoch, determined by `seed` and the epoch's number.
       seed: see `shuffle`.
-      prefetch: how many batches to make ahead: by TensorFlow for datasets, else on a thread. With 0, Python in your
+      prefetch: how many batches to prepare ahead: by TensorFlow for datasets, else on a thread. With 0, Python in your
         data runs in program order.
       checkpoint: what to save, where and how often.
       progress: whether to show a progress bar; None: if standard error is a terminal.

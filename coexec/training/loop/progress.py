@@ -1,4 +1,4 @@
-"""Progress: one line on the terminal about a running loop; nothing where there is no terminal."""
+"""Progress: one line on the terminal about a running loop; by default nothing if there is no terminal."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _thread = _Thread()
 
 
 class unscaled:
-    """While entered, Keras' losses are means over the rows that they are given, on several replicas, too.
+    """While entered, Keras' losses are means over their rows, even on several replicas.
 
     By default Keras divides them by the number of replicas, as it sums their gradients; the program's own losses are
     not divided, and replicas may have shares of different sizes.
@@ -80,14 +80,14 @@ class Replicas:
     def mean(self, values: Any, shares: list[float]) -> Any:
         """Returns the mean of a report, weighted by each replica's rows."""
         local = self.strategy.experimental_local_results(values)
-        if len(local) == 1:  # it was one Python value for all
+        if len(local) == 1:  # one Python value for all replicas
             return local[0]
         return tf.add_n([tf.cast(v, tf.float32) * s for v, s in zip(local, shares, strict=True)])
 
     def apply(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> None:
         """Makes one update of all replicas, with the gradients of the whole batch."""
         # The optimizer is called on each replica, clips there, and sums all replicas' gradients. The first replica
-        # passes all gradients, the others none: so it sees what it would on one device, sparse rows one by one.
+        # passes all gradients, the others zeros or no rows: so it gets what it would on one device.
         # Accumulators must be equal on all replicas: with accumulation, each passes its part.
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         clips = {}

@@ -8,7 +8,7 @@ import keras
 
 
 class Means:
-    """One running mean per reported name, made when the name first occurs."""
+    """One running mean per reported name, created when the name first occurs."""
 
     def __init__(self) -> None:
         self._means: dict[str, keras.metrics.Mean] = {}

@@ -33,7 +33,7 @@ class Interrupts:
         if threading.current_thread() is threading.main_thread():
             for number in self.SIGNALS:
                 before = signal.getsignal(number)
-                if before is not None and before is not signal.SIG_IGN:  # else it is not Python's, or is to be ignored
+                if before is not None and before is not signal.SIG_IGN:  # else not set from Python, or ignored
                     self._before[number] = before
                     signal.signal(number, self._handle)
         return self

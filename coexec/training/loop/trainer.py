@@ -1,4 +1,4 @@
-"""Trainer: runs a step, given as a function of state and batch, with everything that Keras' `fit` has around it."""
+"""Trainer: runs a step, given as a function of state and batch, with everything else that Keras' `fit` does."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Trainer:
         history = trainer.fit((images, labels), batch_size=32, epochs=3, validation_data=(others, their_labels))
 
     If the state has an optimizer, the trainer differentiates the loss with respect to the model's trainable variables
-    and applies the gradients; otherwise the step does all of that itself, with as many optimizers as it likes.
+    and applies the gradients; otherwise the step does all of that itself, with any number of optimizers.
 
-    If the model was made in the scope of a `tf.distribute` strategy, the rows of each batch are split among its
-    replicas, the step runs on each, and one update is made with the gradients of all: those of one device that gets the
-    whole batch. Make optimizers and metrics in that scope, too.
+    If the model was created in the scope of a `tf.distribute` strategy, the rows of each batch are split among its
+    replicas, the step runs on each, and one update is made with the gradients of all: those of one device with the
+    whole batch. Create optimizers and metrics in that scope, too.
 
     Args:
       step: takes the state, a batch and whether to train; returns the loss, or a dict with "loss" and anything else to
@@ -45,7 +45,7 @@ class Trainer:
         and more. Metrics in it are reported, and reset for each epoch; everything in it that has a state is saved in
         checkpoints.
       callbacks: Keras callbacks, unchanged.
-      checkpoint: where to save, how often, and what else (`coexec.Checkpoint`); `fit` then resumes where it was.
+      checkpoint: where to save, how often, and what else (`coexec.Checkpoint`); `fit` then resumes from it.
       accumulate_steps: the number of batches whose gradients are averaged for one update.
       clip_norm: the maximum global norm of the gradients.
       jit_compile: as for `coexec.function`.
