@@ -201,7 +201,7 @@ class Prefetched(Source):
         return self._source.why_not_resumable()
 
     def close(self) -> None:
-        """Ends the thread, which may be blocked on a full queue; if the data keep it busy, abandons it with a warning."""
+        """Ends the thread, which may be blocked on a full queue; abandons it, with a warning, if the data block it."""
         self._stop.set()
         thread, self._thread = self._thread, None
         patience = time.monotonic() + tuning.data_patience
