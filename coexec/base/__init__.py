@@ -1,4 +1,4 @@
-"""Takes what users set: the decorator's options, the modes of a scope, and tuning.
+"""Base: what users set (the decorator's options, the modes of a scope, and tuning).
 
-Gives the settings, budgets and counters that every other package reads or writes.
+Provides the settings, budgets and counters that every other package reads or writes.
 """

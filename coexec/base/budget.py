@@ -2,7 +2,7 @@
 
 A call should take no more than five times its time without this package, plus two seconds. The cost of compiling is
 estimated beforehand from the number of operations; the cost of observing is measured. The bound does not hold for a
-segment that no call can afford (some 5,000 operations): it is compiled once it has come `tuning.hopeless_visits` times.
+segment that no call can afford (some 5,000 operations): it is compiled after `tuning.hopeless_visits` visits.
 """
 
 from __future__ import annotations

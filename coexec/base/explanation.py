@@ -19,13 +19,13 @@ _KINDS = list(Kind)
 
 @dataclass(frozen=True)
 class Pace:
-    """What calls take, in seconds, by the clock; None where nothing was timed."""
+    """The wall time of calls, in seconds; None if nothing was timed."""
 
-    calls: int = 0  # the last ones, that `now` is the mean of
+    calls: int = 0  # how many of the last ones `now` is the mean of
     now: float | None = None
-    steady: float | None = None  # the median of those that were followed and met nothing new
-    eager: float | None = None  # the median of calls that ran plainly
-    measured: bool = True  # whether `eager` was, or is the least that so many operations take
+    steady: float | None = None  # the median in the steady state: followed, with nothing new
+    eager: float | None = None  # the median of imperative calls
+    measured: bool = True  # whether `eager` was; else it is a lower bound, from the number of operations
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Finding:
     file: str
     line: int
     function: str
-    source: str  # the source line itself; empty where there is none
+    source: str  # the source line itself; empty if unknown
     expected: str
     seen: str
     count: int
@@ -49,16 +49,16 @@ class Finding:
 
 
 class Explanation(str):
-    """The report of one or more functions: text, in plain characters; `as_dict()` has the same for programs."""
+    """The report of one or more functions, as plain text; `as_dict()` returns the same for programs."""
 
     _content: dict[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns what the text says, as dicts, lists, strings and numbers that `json` can write."""
+        """Returns the content of the text, as dicts, lists, strings and numbers that `json` can write."""
         return self._content
 
     def show(self) -> None:
-        """Prints the text; on a terminal with colours."""
+        """Prints the text, with colours on a terminal."""
         from rich.console import Console
 
         Console().print(self, soft_wrap=True)
@@ -111,7 +111,7 @@ def explained(name: str, stats: Stats, causes: dict[Cause, Tally], pace: Pace) -
 
 
 def together(parts: Sequence[Explanation]) -> Explanation:
-    """Returns the reports of several functions as one, those first whose calls took most time."""
+    """Returns the reports of several functions as one, ordered by the total time of their calls, longest first."""
 
     def taken(part: Explanation) -> float:
         content = part.as_dict()
@@ -124,7 +124,7 @@ def together(parts: Sequence[Explanation]) -> Explanation:
 
 
 def finding_of(cause: Cause, tally: Tally, calls: int, steady: float | None) -> Finding:
-    """Returns a cause with its place, the source line there, and what it costs a call."""
+    """Returns a cause with its place, the source line there, and its cost per call."""
     meaning = cause.kind.value
     place = _PLACE.fullmatch(cause.location)
     file, line = (place["file"], int(place["line"])) if place else ("", 0)
@@ -137,7 +137,7 @@ def finding_of(cause: Cause, tally: Tally, calls: int, steady: float | None) -> 
 
 
 def _seconds(cause: Cause, tally: Tally, steady: float | None) -> float:
-    """Returns what a cause has cost: as measured, beyond what steady calls take, and a launch for each cut."""
+    """Returns a cause's cost in seconds: the time measured (for whole calls, beyond steady ones), and that of cuts."""
     if cause.kind.value.calls:
         return 0.0 if steady is None else max(tally.seconds - tally.count * steady, 0.0)
     return tally.seconds + (tally.count * tuning.cut_seconds if cause.kind.value.cuts else 0.0)
@@ -148,7 +148,7 @@ def _rank(kind: Kind, seconds: float, count: int) -> tuple[Any, ...]:
 
 
 def _dearest(ranked: list[tuple[Cause, Tally]], findings: list[Finding]) -> Finding | None:
-    """Returns the cause that changing the program would gain most from; None if none is known to cost anything."""
+    """Returns the most urgent or expensive cause; None if none is known to cost anything."""
     for (cause, _), finding in zip(ranked, findings, strict=True):
         if cause.kind.value.urgent or finding.seconds_per_call > 0.0:
             return finding
@@ -156,7 +156,7 @@ def _dearest(ranked: list[tuple[Cause, Tally]], findings: list[Finding]) -> Find
 
 
 def _best(ranked: list[tuple[Cause, Tally]], pace: Pace, calls: int) -> float | None:
-    """Returns what a call would take without the causes that are part of each steady call."""
+    """Returns the time that a call would take without the causes inside steady calls; None if unknown."""
     if pace.steady is None or pace.now is None:
         return None
     inside = [(cause, tally) for cause, tally in ranked if not cause.kind.value.calls]
@@ -165,7 +165,7 @@ def _best(ranked: list[tuple[Cause, Tally]], pace: Pace, calls: int) -> float | 
 
 
 def _estimated(pace: Pace, stats: Stats) -> Pace:
-    """Returns a pace with the least that eager takes: calls are timed plainly only where following may not pay."""
+    """Returns a pace with a lower bound for eager: calls are timed imperatively only if following may not pay."""
     traced = stats.calls - stats.imperative
     operations = stats.ops_followed + stats.ops_recorded
     if not traced or not operations:
@@ -209,7 +209,7 @@ def _to_change(dearest: Finding | None) -> str:
 
 
 def _listed(findings: list[Finding]) -> list[str]:
-    """Returns the lines of all causes; those of one kind, in a row, under one heading."""
+    """Returns the lines of all causes; consecutive ones of one kind share a heading."""
     lines: list[str] = []
     before = ""
     for found in findings:

@@ -1,7 +1,7 @@
 """Fork: detects a process forked after TensorFlow started.
 
-In such a child a launch waits forever for threads that only the parent has; eager operations on the calling thread
-still work.
+In such a child a launch deadlocks on threads that only the parent has; eager operations on the calling thread still
+work.
 
 Relies on `Context._context_handle`, which is None until TensorFlow starts.
 """

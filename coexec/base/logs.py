@@ -1,15 +1,15 @@
-"""Logs: tells events as they happen, one line each, on the topics that `COEXEC_LOGS` names.
+"""Logs: prints events as they happen, one line each, on the topics that `COEXEC_LOGS` names.
 
     COEXEC_LOGS=diverge,compile python train.py
 
-* `diverge`: a call met something new, failed, or was given sizes that are not followed
-* `compile`: a segment is compiled, or is not, and by what it runs
-* `read`: Python reads a value, or decides on one
-* `region`: a library call is not followed as one
+* `diverge`: a call diverged, failed, or has argument sizes that are not followed
+* `compile`: a segment is compiled or refused, and the backend that it runs on
+* `read`: Python reads a value, or branches on one
+* `region`: a library call is not memoized
 * `all`: all of them
 
-Each distinct event comes once. They go to absl's log, as warnings, since somebody has asked for them. Of one topic at
-most `tuning.log_lines` come in `tuning.log_seconds`; the next line says how many were left out.
+Each distinct event is logged once, to absl's log, as a warning: it was asked for. A topic is limited to
+`tuning.log_lines` in `tuning.log_seconds`; the next line says how many were left out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ hooks.held_by_fork(__name__, _lock)
 
 
 class Topic:
-    """What has been said on one topic since its time began."""
+    """The rate limit of one topic: the lines since `began`, and those left out."""
 
     def __init__(self) -> None:
         self.began = float("-inf")
@@ -40,7 +40,7 @@ class Topic:
 
 
 def parse(text: str) -> dict[str, Topic]:
-    """Returns the topics that a list with commas names; names that are none are told in a warning, and left out."""
+    """Returns the topics in a comma-separated list; warns about unknown names."""
     names = [name.strip().lower() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in (*TOPICS, "all")]
     if unknown:
@@ -52,7 +52,7 @@ def parse(text: str) -> dict[str, Topic]:
 
 
 def event(topic: str, text: str) -> None:
-    """Logs an event, as one line, if its topic is wanted and has not had too many."""
+    """Logs an event, as one line, if its topic is wanted and below its rate limit."""
     with _lock:
         found = wanted.get(topic)
         if found is None:

@@ -32,7 +32,7 @@ class Mode:
     settled: bool = False  # recording, wiring or compiling raises
     validate_every: int | None = None  # followed calls; 0: validate none; None: validate new executables
     debug_nans: bool = False  # check every result
-    nans_directory: str | None = None  # where to write a script that reproduces what was found
+    nans_directory: str | None = None  # where to write a script that reproduces the NaN
 
 
 NONE = Mode()
@@ -52,7 +52,7 @@ class Scope(contextlib.ContextDecorator):
 
     def __init__(self, **changes: Any) -> None:
         self._changes = changes
-        self._last = NONE, dataclasses.replace(NONE, **changes)  # last mode, and it with the changes: takes 5 us
+        self._last = NONE, dataclasses.replace(NONE, **changes)  # cached (`replace` takes 5 us): outer mode, inner mode
 
     def __enter__(self) -> Scope:
         mode = _mode.get()
@@ -65,7 +65,7 @@ class Scope(contextlib.ContextDecorator):
 
     def __exit__(self, *_: object) -> None:
         around = _around.get()
-        _mode.set(around[-1] if around else NONE)  # another thread may close a generator than entered it
+        _mode.set(around[-1] if around else NONE)  # a generator may be closed on another thread
         _around.set(around[:-1])
 
 
@@ -85,7 +85,7 @@ def imperative(function: Callable[..., Any] | None = None, /) -> Any:
 
 
 def fail_on_divergence(function: Callable[..., Any] | None = None, /) -> Any:
-    """Raises `coexec.Divergence` where a call leaves the trace graph, as `strict=True` does; first calls may record."""
+    """Raises `coexec.Divergence` if a call leaves the trace graph, as `strict=True` does; first calls may record."""
     return _scope(function, strict=True)
 
 
@@ -116,13 +116,13 @@ def validate(function: Callable[..., Any] | None = None, /, *, every: int = 1) -
 def debug_nans(
     function: Callable[..., Any] | None = None, /, *, directory: str | os.PathLike[str] | None = None
 ) -> Any:
-    """Raises `coexec.NonFiniteError` at the first operation that gives NaN, or infinity for finite inputs.
+    """Raises `coexec.NonFiniteError` at the first operation that returns NaN, or infinity for finite inputs.
 
     The error names the operation, the operation whose gradient it is part of, and the program's line, and holds the
     inputs. Calls run operation by operation, and nothing is recorded or followed: so the program stops where the value
     appeared, with its variables as they were at that point, and a debugger shows that line. Operations inside
     `coexec.opaque` are not checked; a graph function counts as one operation, except under
-    `tf.config.run_functions_eagerly`. Infinities in the inputs may propagate, as masks have some.
+    `tf.config.run_functions_eagerly`. Infinities in the inputs may propagate, as masks contain them.
 
     With a `directory`, the operation is saved in a new directory there, which the error names: its inputs
     (`inputs.npz`), its attributes (`operation.pbtxt`), and a script that runs it again with nothing but TensorFlow.

@@ -14,10 +14,9 @@ class Options:
 
     `jit_compile`: "auto" compiles with XLA what it computes correctly and faster, True whatever it computes correctly,
       False nothing.
-    `regions`: skip the Python of known calls into Keras, where that makes no observable difference; "all": of any
-      calls.
-    `control_flow`: run loops and branches that decide on tensors on the device, where they only compute, and follow
-      calls of graph functions that only compute.
+    `regions`: memoize calls into Keras (skip their Python), if that makes no observable difference; "all": any calls.
+    `control_flow`: run loops and branches on tensors on the device, if they have no effects, and inline calls of graph
+      functions that have none.
     `strict`: raise `coexec.Divergence` where a call would be recorded.
     `validating`: compare executables with their operations, as `coexec.validate` does for some calls.
     `trusting`: launch new executables without validating them first.
@@ -45,7 +44,7 @@ class Options:
 class Divergence(RuntimeError):
     """Raised where a `strict` function does something that its trace graph does not contain; says what and where.
 
-    The call's operations up to that point have been carried out. Without `strict`, the call would continue
+    The call's operations up to that point have run. Without `strict`, the call would continue
     imperatively.
     """
 

@@ -1,4 +1,4 @@
-"""Stats: counts what happened in a function's calls, and notes why something missed the fast path."""
+"""Stats: counters of a function's calls, and the causes for which something missed the fast path."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class Stats:
     calls: int = 0
     followed: int = 0  # calls followed from start to end
     recorded: int = 0  # calls recorded from the start
-    diverged: int = 0  # calls that were followed up to something new
+    diverged: int = 0  # calls that were followed up to a divergence
     imperative: int = 0  # calls that ran imperatively, because of back-off or a mode
     launches: int = 0
     compiles: int = 0
     loaded: int = 0  # compiles for which XLA's code came from an earlier process
-    beside: int = 0  # async launches, which ran while Python went on
-    validated: int = 0  # segments that ran both ways and were compared
+    beside: int = 0  # async launches, which ran while Python continued
+    validated: int = 0  # segments that ran compiled and op by op, and were compared
     ops_followed: int = 0
     ops_recorded: int = 0
-    decisions: int = 0  # times that Python asked for a tensor's truth value while following
-    decisions_on_device: int = 0  # taken without Python: loop iterations, and branches
+    decisions: int = 0  # times that Python tested a tensor's truth value while following
+    decisions_on_device: int = 0  # made without Python: loop iterations, and branches
     regions: int = 0  # memoized calls, whose Python was skipped
     ops_per_segment: tuple[int, ...] = ()
 
@@ -64,7 +64,7 @@ class EventLog:
     def cause(
         self, kind: Kind, text: str, location: object, hint: str = "", *, expected: str = "", seen: str = ""
     ) -> Tally:
-        """Counts a cause, and returns its tally, to count it again; drops new ones beyond `tuning.max_causes`."""
+        """Counts a cause and logs a new one; returns its tally. Drops new ones beyond `tuning.max_causes`."""
         cause = Cause(kind, text, str(location), hint, expected, seen)
         with self._lock:
             tally = self.causes.get(cause)

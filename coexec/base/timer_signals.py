@@ -16,9 +16,9 @@ SIGNALS = tuple(TIMERS)
 def is_running() -> bool:
     """Returns whether timer signals arrive periodically, or one is due soon; takes 1 us.
 
-    They interrupt any of TensorFlow's threads. XLA's code for the CPU does not survive that, also in
-    `tf.function(jit_compile=True)`: it corrupts the heap, or gives NaN. TensorFlow's own kernels mostly do: of runs of
-    300 steps of a small convolution net under a timer of 1 ms, 5 of 12 crashed eagerly, and 2 of 12 in `tf.function`.
+    They interrupt any of TensorFlow's threads. XLA's code for the CPU does not survive that, not in
+    `tf.function(jit_compile=True)` either: it corrupts the heap, or returns NaN. TensorFlow's own kernels mostly do: of
+    runs of 300 steps of a small convnet under a timer of 1 ms, 5 of 12 crashed eagerly, and 2 of 12 in `tf.function`.
     """
     for timer in TIMERS.values():
         left, interval = signal.getitimer(timer)

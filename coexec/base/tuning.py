@@ -18,29 +18,29 @@ class Tuning:
 
     # Whether following a function pays (`dispatch/profitability`).
 
-    # Doubt at which a function is timed: a call that met something new adds two, any other call subtracts one. The
-    # first call that is followed meets nothing but new things, and the second some.
+    # Doubt at which a function is timed: a call that met something new adds two, any other call subtracts one. In the
+    # first followed call everything is new, and in the second some.
     doubt_before_timing: float = 4
-    # Imperative calls' worth of time that following may cost, from then on, before it has to pay. Before, it has cost 3
-    # to 9, most of it for observing the Python of library calls.
+    # From then on, the net cost of following, in imperative calls, at which it backs off. Before, it has cost 3 to 9,
+    # mostly for observing the Python of library calls.
     following_patience: float = 4.0
-    # The same where calls that met nothing new took less than this share of an imperative one. (A step that mixes its
-    # images in one of two ways costs 9 more until both are learnt, by its tenth call, and takes 0.11 from then on; with
-    # a patience of 3 it ran imperatively for good. So did gradients accumulated over three calls, which take 0.1.)
+    # The same if calls that met nothing new took less than this share of an imperative one. (A step with two ways to
+    # mix its images costs 9 more until both paths are learnt, by its tenth call, and takes 0.11 in the steady state;
+    # with a patience of 3 it ran imperatively for good. So did gradients accumulated over three calls, which take 0.1.)
     promising_share: float = 0.75
     promising_patience: float = 12.0
-    # The most that counts of it for a call that went a new way where the one before it did not: ways that take turns
-    # are few, and a call on a long one is no loss on a short one.
+    # The cost counted is capped at this for a call on a new path whose predecessor was on a known one: alternating
+    # paths are few, and a call on a long one is no loss on a short one.
     following_new_path: float = 2.0
-    # The most that counts of it for a call on known ways that learnt, compiled or validated something: that is done
-    # once, and only for what has come before. (A Hamiltonian sampler's step with six gradients takes 4, 6, then 0.15.)
+    # The cap for a call on known paths that learnt, compiled or validated something: that is done once, and only for
+    # what has recurred. (A Hamiltonian sampler's step with six gradients takes 4, 6, then 0.15.)
     following_compiled: float = 1.0
-    # Share of what the followed call before it has cost over an imperative one, up to which a call is progress: while
+    # A call is progress if its cost over an imperative one is at most this share of the previous followed call's: while
     # calls are recorded, observed and compiled, each costs less than the one before.
     following_progress: float = 0.75
     # Imperative calls' worth of savings that count: slow calls may use them up.
     following_allowance: int = 12
-    # Consecutive calls that run imperatively while backing off, first of all as few as possible.
+    # Consecutive calls that run imperatively while backing off: at least, and at most.
     min_backoff: int = 32
     max_backoff: int = 512
     # Share of the time that the calls followed between two back-offs may cost over imperative ones.
@@ -56,15 +56,15 @@ class Tuning:
 
     # Arguments of ever-changing sizes (`dispatch/shape_policy`).
 
-    # Combinations of sizes that are followed the first time they come: that of the first call. A new one costs three to
+    # Combinations of sizes that are followed at their first visit: that of the first call. A new one costs three to
     # eight imperative calls, mostly in its first two: Keras' Python is observed, shapes are inferred, operations are
-    # wired again. One that comes only once would never make good for that.
+    # wired again. One that occurs only once would never amortize that.
     sizes_at_once: float = 1
-    # Combinations that are followed the second time they come. The others wait until they have come often, or until
-    # following has saved as much: with eight that were followed at once, the first thirty calls on sequences of ever
-    # other lengths took 2.2 times as long as eager's; so they take 1.4 to 1.5 times as long.
+    # Combinations that are followed at their second visit. The others wait until they are frequent, or until following
+    # has saved as much: with eight that were followed at once, the first thirty calls on sequences of ever-changing
+    # lengths took 2.2 times as long as eager's; now they take 1.4 to 1.5 times as long.
     sizes_followed: float = 3
-    # Calls after which any other one is followed: by then, following could have saved what it costs.
+    # Visits after which any other one is followed: by then, following would have amortized its cost.
     size_often: int = 4
     # The same, once following other combinations has saved as much as this one costs.
     size_soon: int = 1
@@ -77,7 +77,7 @@ class Tuning:
     # Memory of the trace graph (`dispatch/controller`), in nodes and steps.
 
     max_graph: int = 50_000  # of one function, which then starts over
-    graph_room: int = 40_000  # beyond, no path is added for new sizes, so that the known ones stay fast
+    graph_room: int = 40_000  # beyond, new sizes add no paths, so that the known ones stay fast
 
     # What is kept for reports (`base/stats`, `debug/nan_watch`).
 
@@ -118,7 +118,7 @@ class Tuning:
     compile_allowance: float = 5.0
     compile_share: float = 0.2
     compile_often: int = 32  # visits
-    # The tensors used after a cut may differ between calls; after this many widenings, all tensors are given out.
+    # The tensors used after a cut may differ between calls; after this many widenings, all tensors are returned.
     max_widenings: int = 4
     # Executables of one function, and their operations, at some 7 KB each; beyond, the least recently launched are
     # evicted, and compiled again if needed.
@@ -205,7 +205,7 @@ class Tuning:
 
     max_regions: int = 64  # after one step
     max_regions_once: int = 8  # of one function, with keys seen only once: a key may contain a message with a number
-    max_region_changes: int = 16  # writes to its objects before a region is given up
+    max_region_changes: int = 16  # writes to its objects before a region is refused
     # A region's Python runs again after this many uses, then at intervals ten times as long, up to the second value.
     # An MLP's step takes 0.2 ms if its four regions are skipped, and 35 if they run: every thousandth cost a sixth. A
     # call in which they run takes two to four imperative ones: as the tenth, that was a third of what the nine before
@@ -215,14 +215,14 @@ class Tuning:
     # A refused region is tried again after this many calls, then at doubling intervals, up to the second value.
     region_first_retry: int = 2
     region_last_retry: int = 1000
-    # Followed calls of a function in which library calls are learnt where they come for the first time. In later ones
-    # most such calls never come again, as on ever new paths; so they are learnt when they come for the second time.
+    # Followed calls of a function in which library calls are learnt at their first visit. In later ones most such calls
+    # never recur, as on ever new paths; so they are learnt at their second visit.
     calls_learnt_at_once: int = 3
-    # Runs in a row that found something else than the one before, until the region is refused: an observed run takes
+    # Consecutive runs with other findings than the previous one, until the region is refused: an observed run takes
     # twice the time.
     region_disagreements: int = 3
     max_known_types: int = 1000  # of values; a program may keep creating types
-    # Of a list, a set or an array that a library's call has read, so much is looked at before each memoized call.
+    # The most that is compared, before each memoized call, of a list, a set or an array that a library call has read.
     max_watched_items: int = 1024
     max_watched_bytes: int = 1024
     max_known_codes: int = 20_000  # whose names are kept, and modules whose globals are
@@ -244,7 +244,7 @@ class Tuning:
     pause_timed: tuple[int, ...] = (8, 9)  # the two calls that are timed and compared; empty: none
     pause_operations: int = 8  # smaller segments are not launched as a whole
     launch_threads: int = 2  # for calls on several threads of the program; more would only compete for cores
-    flight_worth: float = 5e-4  # seconds that Python should go on for: a round trip to the thread takes 0.3 ms
+    flight_worth: float = 5e-4  # seconds that Python should run meanwhile: a round trip to the thread takes 0.3 ms
 
     # What one call may spend on its own thread on observing and compiling (`base/budget`): no call should take more
     # than five times its time without this package, plus two seconds.
@@ -252,7 +252,7 @@ class Tuning:
     call_seconds: float = 1.5  # and in addition; the rest of the two seconds is for what is not measured
     graph_operation: float = 3.5e-4  # seconds to compile an operation into a graph, and launch it for the first time
     # Visits after which a segment that no call has the budget for (some 5,000 operations) is compiled all the same: it
-    # pays from then on. One call is held up, by 3.3 s where there are 9,500.
+    # pays from then on. One call is delayed, by 3.3 s for 9,500 operations.
     hopeless_visits: int = 4
     eager_operation: float = 1.5e-5  # seconds that an operation takes at least if the program issues it
     timer_near: float = 1.0  # seconds; a one-shot timer due later than that is not a sampler
@@ -274,7 +274,7 @@ class Tuning:
     max_staged_branches: int = 64  # stagings of a branch, which may belong to a stack of layers
     max_stage_refused: int = 16
     max_stage_again: int = 32
-    max_stage_idle: int = 4  # times that a loop made no iteration on the device, though Python went on with it
+    max_stage_idle: int = 4  # visits on which a loop made no iteration on the device, but some in Python
     # Calls of each placement, device and Python: after the first few, in which things are still observed, they are
     # compared after this many, and after two, three and four times as many; the faster one wins if it takes less than a
     # share of the other's time. Otherwise the device keeps the statement, unless Python is faster by more than equal
@@ -302,7 +302,7 @@ class Tuning:
     max_unwinding_flags: int = 3  # per call or `if`: they say which of its results have a cotangent
     max_recursion: int = 3000  # nested calls on the device
     recursion_margin: int = 100  # Python frames left for what the innermost call calls
-    max_recursion_stagings: int = 12  # of one function, until it is known what its calls have in common
+    max_recursion_stagings: int = 12  # of one function, until what its calls have in common is stable
 
     # Export (`export/mutation_snapshot`).
 
@@ -326,7 +326,7 @@ tuning = Tuning()
 
 @contextlib.contextmanager
 def tuned(**changes: Any) -> Iterator[None]:
-    """Sets values by name within a scope, on all threads, and restores them however the scope ends."""
+    """Sets values by name within a scope, on all threads, and restores them when it ends, also by an exception."""
     before = {name: getattr(tuning, name) for name in changes}
     try:
         for name, value in changes.items():
