@@ -20,12 +20,12 @@ def compile_everything() -> AbstractContextManager[None]:
 
 
 def trust_compiled() -> AbstractContextManager[None]:
-    """Launches executables without validating them first, which would use the values of their operations."""
+    """Launches executables without validating them first, as that returns the values of their operations."""
     return tuned(validates_new=False)
 
 
 def always_follow(paused: bool = False) -> AbstractContextManager[None]:
-    """Turns off decisions by the clock: all calls are followed, and host gaps cut no segment unless `paused`.
+    """Turns off decisions by timing: all calls are followed, and host gaps cut no segment unless `paused`.
 
     Executables are validated at their first launch only.
     """

@@ -1,1 +1,1 @@
-"""The command line's commands, one a file: each takes arguments, prints what it found, and gives a status."""
+"""The command line's commands, one a file: each takes arguments, prints its findings, and returns an exit status."""

@@ -33,7 +33,7 @@ def measure(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int
             "  2. pip install -e '.[examples]'\n"
             "  3. python -m coexec bench\n",
         )
-    # At the front, since other packages may also install a folder named examples.
+    # At the front, as other packages may install a folder named examples, too.
     sys.path.insert(0, str(SOURCES))
     benchmark = importlib.import_module(BENCH)
     chosen = [f"--program={name}" for name in options.program] or ["--list"]

@@ -18,7 +18,7 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the entries, or deletes them; the exit status is 1 where some could not be deleted."""
+    """Prints the entries, or deletes them; the exit status is 1 if some could not be deleted."""
     kept = store()
     if kept is None:
         print("nothing is kept: COEXEC_CACHE_DIR is off, or there is no home directory")

@@ -1,4 +1,4 @@
-"""`doctor`: finds what keeps coexec from working, or from being fast, on this machine, and says how to mend it."""
+"""`doctor`: finds what keeps coexec from working, or from being fast, on this machine, and says how to fix it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OK, SLOW, BROKEN = "ok", "slow", "broken"
 
 @dataclass(frozen=True)
 class Symptom:
-    """One finding: its check, how bad it is, what was found, and the fix where there is something to mend."""
+    """One finding: its check, how bad it is, what was found, and the fix, if one is needed."""
 
     check: str
     state: str  # "ok", "slow" (it works), or "broken"
@@ -139,7 +139,7 @@ def _compared(check: str, compiled: Callable[[Any], Any], fix: str) -> Symptom:
     given = tf.ones([4])
     try:
         found, expected = float(compiled(given)), float(_program(given))
-    except Exception as error:  # whatever a compiler raises is what is to be told
+    except Exception as error:  # whatever a compiler raises is the finding
         return Symptom(check, BROKEN, f"{type(error).__name__}: {str(error)[:200]}", fix)
     if abs(found - expected) > 1e-4 * abs(expected):
         return Symptom(check, BROKEN, f"gives {found}, eager {expected}", fix)
@@ -183,7 +183,7 @@ def symptoms() -> list[Symptom]:
     for check in CHECKS:
         try:
             found += check()
-        except Exception as error:  # the others are to be told all the same
+        except Exception as error:  # the other checks still run
             text = f"the check failed: {type(error).__name__}: {str(error)[:200]}"
             found.append(Symptom(check.__name__, BROKEN, text, "report it, with this output"))
     return found

@@ -43,7 +43,7 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Runs the script; its errors and its exit status are its own. What was gained goes to stderr."""
+    """Runs the script; its errors and its exit status are its own. Prints the verdicts to stderr."""
     if not os.path.isfile(options.script):
         parser.error(f"there is no script {options.script}")
     sys.argv = [options.script, *options.arguments]
@@ -104,7 +104,7 @@ _models.add(keras.Model, "compile", _accelerating(keras.Model.compile))
 
 
 def _verdicts(functions: list[dict[str, Any]], report: Any) -> list[str]:
-    """Returns the verdicts of what was followed, those first that have taken most time."""
+    """Returns the verdicts on the followed functions, longest total time first."""
     if not functions:
         return [
             "coexec: nothing was followed: the script has compiled no Keras model, and called no decorated function",
