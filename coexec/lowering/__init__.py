@@ -1,4 +1,5 @@
-"""Takes the steps of a segment, or the block of a staged loop, branch or recursion.
+"""Lowering: turns segments into TensorFlow functions.
 
-Gives a `Plan` of what crosses the segment's border, and the TensorFlow function definitions that compute it.
+Takes the steps of a segment, or the block of a staged loop, branch or recursion; returns a `Plan` of what crosses the
+segment's border, and the function definitions that compute it.
 """

@@ -1,8 +1,8 @@
 """Emitter: turns a plan into a TensorFlow function definition. It makes no policy decisions.
 
-State is made functional: a variable is read once, its later values are tracked symbolically, and it is written at
-the end, after everything that can fail. So a launch does all of its writes or none, and a failed launch can be
-replayed operation by operation, to fail exactly where and how the eager program would.
+State is functionalized: a variable is read once, its later values are tracked symbolically, and it is written at the
+end, after everything that can fail. So a launch does all of its writes or none, and a failed launch can be replayed
+operation by operation, to fail exactly where and how the eager program would.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ SCATTERS = {
 class Emitter:
     """Emits one plan.
 
-    `checks`: whether failures must be predicted (XLA) because the backend will not raise them (a graph does).
-    `varying`: lifted constants: (step, path) to argument number, where path is the input, or the input and list item.
+    `checks`: whether failures must be computed as predicates because the backend does not raise them (XLA; a graph
+    does). `varying`: lifted constants, from (step, path) to argument number; a path is an input, or an input and a list
+    index.
     """
 
     def __init__(self, plan: Plan, checks: bool, name: str, varying: dict[Any, int] | None = None) -> None:
@@ -112,7 +113,7 @@ class Emitter:
         self.outside.update(node.name for node in nodes[first:])
 
     def _emit(self, step: Step) -> None:
-        """Adds one step's operation, and enters its outputs in `values`."""
+        """Emits one step's operation, and stores its outputs in `values`."""
         op, node = step.op or "", step.node
         assert node is not None
         inputs = [self._input(step, i, slot) for i, slot in enumerate(step.slots)]
@@ -141,7 +142,7 @@ class Emitter:
             self.values[step.first + n] = symbol
 
     def _structure(self, step: Step, inputs: list[Any]) -> list[Symbol]:
-        """Adds a staged loop, branch or recursion; returns its outputs, and adds its predicate to `predicates`."""
+        """Emits a staged loop, branch or recursion; returns its outputs, and appends its predicate to `predicates`."""
         assert step.variant is not None
         specs = step.variant.key
         writer = Structures(self.body.definition.signature.name, self.body, self.functions, self.checks)
@@ -154,7 +155,7 @@ class Emitter:
         return results
 
     def _assert(self, condition: Symbol) -> list[Symbol]:
-        """Adds an assertion: as a predicate under XLA, as a failing node in a graph."""
+        """Emits an assertion: a predicate for XLA, an `Assert` node in a graph."""
         if self.checks:
             self.predicates.append(condition)
         else:
@@ -166,7 +167,7 @@ class Emitter:
         return k < len(self.plan.feeds) and self.plan.feeds[k].enum == RESOURCE
 
     def _check(self, step: Step, op: str, inputs: list[Any]) -> None:
-        """Adds an operation's predicate; raises `NotImplementedError` if there is none."""
+        """Emits an operation's predicate; raises `NotImplementedError` if there is none."""
         attrs = dict(zip(step.attrs[::2], step.attrs[1::2], strict=True))
         predicate = check(self.body, op, inputs, attrs)
         if predicate is None:
@@ -174,6 +175,7 @@ class Emitter:
         self.predicates.append(predicate)
 
     def _input(self, step: Step, i: int, slot: int) -> Any:
+        """Returns input `i` of a step: a symbol, a Python value, or a list of these."""
         if slot == LIST:
             slots, consts = step.lists[i]
             return [
@@ -205,13 +207,14 @@ class Emitter:
         return intern_spec(enum, shape)
 
     def _old(self, k: int) -> Symbol:
+        """Returns the value of the variable behind feed `k` before the launch."""
         if k not in self.read:
             spec = self._spec(k)
             self.read[k] = self.body.make("ReadVariableOp", [self.feeds[k]], spec.enum, spec.shape, dtype=spec.enum)
         return self.read[k]
 
     def _kept(self, k: int) -> Symbol:
-        """Returns the value that a variable keeps where a check fails.
+        """Returns the value that a variable keeps if a predicate is false.
 
         A newly created variable is still uninitialised, with shape [0], to which a scalar would be broadcast. XLA
         refuses to read it; TensorFlow's runtime, which does the reads in front of a partition, does not.
@@ -224,6 +227,7 @@ class Emitter:
         return checked
 
     def _current(self, k: int) -> Symbol:
+        """Returns the tracked value of the variable behind feed `k`."""
         if k not in self.state:
             self.state[k] = self._old(k)
         return self.state[k]

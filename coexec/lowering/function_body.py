@@ -125,7 +125,7 @@ class Body:
         return f"{op}_{len(self._nodes) + self._gone}"
 
     def call(self, function: str, inputs: list[Symbol], specs: list[Spec]) -> list[Symbol]:
-        """Adds a call of a function, as an operation of the function's name; returns its outputs."""
+        """Adds a call of a function, as an operation of that name; returns its outputs."""
         node = self._nodes.add(name=self._new_name("Call"), op=function)
         node.input.extend(symbol.name for symbol in inputs)
         found = [Symbol(f"{node.name}:result_{n}:0", spec, function, list(inputs)) for n, spec in enumerate(specs)]
@@ -146,7 +146,7 @@ class Body:
         return self.make("LogicalAnd", [left, right], BOOL, left.spec.shape)
 
     def all(self, found: Symbol) -> Symbol:
-        """Returns a scalar: whether all elements are true."""
+        """Returns a scalar bool: whether all elements are true."""
         return self.make("All", [found, list(range(len(found.spec.shape)))], BOOL, ())
 
     def select(self, condition: Symbol, value: Any, other: Symbol) -> Symbol:
@@ -154,13 +154,13 @@ class Body:
         return self.make("SelectV2", [condition, value, other], other.spec.enum, other.spec.shape)
 
     def every(self, found: list[Symbol]) -> Symbol:
-        """Returns a scalar: whether all of these scalars are true."""
+        """Returns a scalar bool: whether all of these scalars are true."""
         if len(found) > tuning.max_check_chain:
             return self.all(self.make("Pack", [found], BOOL, (len(found),)))
         return functools.reduce(self.both, found)
 
     def redirect(self, pairs: list[tuple[Symbol, Symbol]], fine: Symbol) -> None:
-        """Replaces uses of each pair's first by its second, except in what `fine` and the second are computed from.
+        """Replaces uses of each pair's first by its second, except in the second itself and in what computes `fine`.
 
         Valid where the two are equal unless `fine` is false, in which case the results are discarded. The new value of
         a variable is then computed once, for its consumers and for the write; otherwise XLA computes it twice, or keeps
@@ -195,13 +195,13 @@ class Body:
         return str(node.name)
 
     def finish(self, node: str) -> None:
-        """Makes this node run in every launch."""
+        """Adds a control output: the node runs in every launch."""
         self._signature.control_output.append(node)
         self.definition.control_ret[node] = node
 
 
 def _content(op: str, inputs: list[Any], attrs: tuple[Any, ...], specs: list[Spec]) -> Any:
-    """Returns the key under which an operation is shared; None if it has state, or sharing it does not pay."""
+    """Returns the key for sharing equal operations; None if it is stateful, or not worth sharing."""
     signature = signature_of(op)
     if signature is None or signature.definition.is_stateful or not specs:
         return None

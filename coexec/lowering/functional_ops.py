@@ -1,6 +1,6 @@
 """Structures: lowers staged loops, branches and recursion to TensorFlow's functional operations.
 
-Where an operation inside may fail, or behave differently under XLA than its kernel does, a predicate replaces the
+Where an operation inside may fail, or behave differently under XLA than its kernel does, a predicate stands for the
 failure: the loop stops before that iteration, and Python runs it.
 """
 
@@ -35,7 +35,7 @@ from tracer.spec import Spec
 
 
 class Structures:
-    """Writes loops and branches into a function's body; appends their conditions and bodies to `functions`."""
+    """Emits loops, branches and calls into a function's body; appends the functions that they call to `functions`."""
 
     def __init__(
         self,
@@ -66,11 +66,11 @@ class Structures:
     # Loops.
 
     def loop(self, loop: WhileLoop, inputs: list[Symbol]) -> list[Symbol]:
-        """Adds a loop; returns its final states, the number of iterations, whether its test still holds, saved rows."""
+        """Emits a loop; returns its final states, number of iterations, whether its test still holds, saved rows."""
         body = self.body
         (go,), fine = self.block(loop.test, [inputs[k] for k in loop.test_inputs])
         stuck = body.constant(False, BOOL) if fine is None else self._not(fine)
-        if fine is not None:  # if Python must evaluate the test itself, the loop has not ended
+        if fine is not None:  # if Python must evaluate the test, the loop has not ended
             go = self._either(go, stuck)
         rows = [self._room(inputs[loop.states[k]].spec, loop.limit) for k in loop.saved]
         variables = [body.constant(0, COUNT.enum), go, stuck, *inputs, *rows]
@@ -134,7 +134,7 @@ class Structures:
     # Branches.
 
     def branch(self, branch: Branch, inputs: list[Symbol]) -> tuple[list[Symbol], Symbol | None]:
-        """Adds a branch; returns its results, and the predicate of the side taken (None if nothing can fail)."""
+        """Emits a branch; returns its results, and the predicate of the side taken (None if neither has one)."""
         body = self.body
         condition, *given = inputs
         ways = (branch.then, branch.then_inputs), (branch.other, branch.other_inputs)
@@ -179,7 +179,7 @@ class Structures:
     def recursion(
         self, part: RecursiveFunction | RecursiveCall, inputs: list[Symbol], specs: list[Spec]
     ) -> list[Symbol]:
-        """Adds a call of a recursive function, as an operation of the function's name.
+        """Emits a call of a recursive function, as an operation of that name, and the function if it is new.
 
         TensorFlow's passes for XLA follow other kinds of calls, and would not terminate.
         """
@@ -189,7 +189,7 @@ class Structures:
             inside, given = self._function("recursion", [v.spec for v in inputs])
             self.known[recursion] = str(inside.body.definition.signature.name)
             results, fine = inside.block(recursion.block, given)
-            if fine is not None:  # the last result says that Python must run all of it
+            if fine is not None:  # the last result tells Python to run all of it
                 results[-1] = inside._either(results[-1], inside._not(fine))
             for value in results:
                 inside.body.give(inside.body.make("Identity", [value], value.spec.enum, value.spec.shape))
@@ -198,7 +198,10 @@ class Structures:
     # Blocks.
 
     def block(self, block: Block, inputs: list[Symbol]) -> tuple[list[Symbol], Symbol | None]:
-        """Adds a block's operations; returns its results, and a predicate: whether they behave as eager kernels do."""
+        """Emits a block's operations; returns its results, and a predicate: whether they behave as eager kernels do.
+
+        The predicate is None if that is certain.
+        """
         values: dict[int, Symbol] = {-1 - k: symbol for k, symbol in enumerate(inputs)}
         checks: list[Symbol] = []
         for step in block.steps:
@@ -215,14 +218,14 @@ class Structures:
         return results, fine
 
     def _operation(self, step: Step, inputs: list[Any], checks: list[Symbol]) -> list[Symbol]:
-        """Adds one operation of a block; returns its outputs, and appends its predicate, if any, to `checks`."""
+        """Emits one operation of a block; returns its outputs, and appends its predicate, if any, to `checks`."""
         body, op, attrs = self.body, step.op or "", step.attrs
         assert step.variant is not None
         if op in STRUCTURES:
             symbols = [body.symbol(v, s.enum) for v, s in zip(inputs, step.variant.key, strict=True)]
             if op == CALL:
                 return self.recursion(attrs[1], symbols, [out.spec for out in step.outputs])
-            if op == LOOP:  # its last result says whether it stopped before its end
+            if op == LOOP:  # a whole loop's last result: whether it stopped before its end
                 results = self.loop(attrs[1], symbols)
                 if attrs[1].whole:
                     checks.append(self._not(results[-1]))

@@ -1,7 +1,7 @@
 """Lifted constants: constants of a segment that differ between sizes, and become arguments of the graph.
 
-A lifted constant is an instance of a subclass of its plain type, so type tests still work, that carries its argument
-number. Equal values are one constant only if they have the same number.
+A lifted constant is an instance of a subclass of its plain type that carries its argument number, so `isinstance` still
+works. Equal values are one constant only if they have the same number.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _KINDS: dict[type, Any] = {int: _Integer, float: _Float, list: _List, tuple: _Tu
 
 
 def may_vary(value: Any) -> bool:
-    """Returns whether a constant may be lifted: numbers, lists of integers, and numeric arrays, as sizes are."""
+    """Returns whether a constant may be lifted: a number, a list or tuple of integers, or a numeric array."""
     kind = type(value)
     if kind is int or kind is float:
         return True

@@ -45,8 +45,8 @@ TOTAL = frozenset(
     """.split()  # noqa: SIM905  (one name a line would take five screens)
 )
 
-# By operation, the inputs that are positions or extents. As constants they succeeded once and will again; as values
-# computed at run time they may be out of range.
+# By operation, the inputs that are positions or extents. Constants were in range when recorded, and still are; values
+# computed at run time may not be.
 POSITIONS: dict[str, tuple[int, ...]] = {
     "ArgMax": (1,), "ArgMin": (1,), "BroadcastTo": (1,), "Concat": (0,), "ConcatV2": (1,), "Cumprod": (1,),
     "Cumsum": (1,), "ExpandDims": (1,), "Fill": (0,), "LinSpace": (2,), "All": (1,), "Any": (1,), "Max": (1,),
@@ -77,10 +77,10 @@ TAILS = frozenset({"Igamma", "Igammac", "Ndtri"})
 # XLA has no kernels for these (a test compares this with TensorFlow's registry).
 WITHOUT_KERNEL = frozenset({"DeepCopy", "InvGrad", "ResizeNearestNeighborGrad", "TopK"})
 
-# Stands for an assertion whose condition is not fetched: takes the condition, has no outputs, fails if it is false.
+# An assertion whose condition is not fetched: takes the condition, has no outputs, fails if it is false.
 ASSERTION = "Assert"
 
-# These may fail, and `checks.check` gives a predicate that says beforehand whether they do.
+# These may fail, and `checks.check` emits a predicate that tells beforehand whether they will.
 CHECKED = frozenset(
     {ASSERTION, "CheckNumerics", "GatherNd", "GatherV2", "RandomUniformInt", "ResourceGather", "ResourceScatterAdd",
      "ResourceScatterSub", "ResourceScatterUpdate", "SparseSoftmaxCrossEntropyWithLogits",
@@ -91,7 +91,7 @@ CHECKED = frozenset(
 # XLA and the kernels disagree on NaN inputs (and on infinity for `Softmax`).
 NUMBERS_ONLY = frozenset({"ArgMax", "ArgMin", "MaxPool", "Softmax", "TopKV2"})
 
-# Shifts by the width or more, or by a negative amount, give other results under XLA.
+# Shifts by the width or more, or by a negative amount, have other results under XLA.
 SHIFTS = frozenset({"LeftShift", "RightShift"})
 
 
@@ -108,7 +108,7 @@ def can_fail(step: Step) -> bool:
 
 
 def differs(op: str) -> str | None:
-    """Returns how XLA's result differs from the kernel's where that cannot be worked around, else None."""
+    """Returns how XLA's result differs from the kernel's, if no rewrite or predicate helps; None otherwise."""
     if op in WITHOUT_KERNEL:
         return "has no kernel that XLA compiles"
     if op in RANDOM:

@@ -1,4 +1,4 @@
-"""Optimizer operations: kernels that update several variables at once, spelled out as the arithmetic that they do.
+"""Optimizer operations: kernels that update several variables at once, decomposed into their arithmetic.
 
 A segment writes variables at its end, so it cannot contain such a kernel; the formulas are those of TensorFlow's CPU
 kernels, operation by operation.
@@ -11,8 +11,8 @@ from typing import Any
 
 from tracer.nodedef import Symbol
 
-# By operation, how many of its first inputs are variables; the others are numbers and, last or before the momentum, the
-# gradient.
+# By operation, how many of its first inputs are variables. The others are scalars and the gradient, which comes last or
+# before the momentum.
 VARIABLES = {
     "ResourceApplyAdadelta": 3, "ResourceApplyAdagradV2": 2, "ResourceApplyAdam": 3, "ResourceApplyCenteredRMSProp": 4,
     "ResourceApplyGradientDescent": 1, "ResourceApplyKerasMomentum": 2, "ResourceApplyMomentum": 2,
@@ -21,7 +21,7 @@ VARIABLES = {
 
 
 class _Number:
-    """A symbol with operators; `emit` adds an operation on symbols and says what shape it has."""
+    """A symbol with operators; `emit` adds an operation on symbols, and infers its shape."""
 
     def __init__(self, symbol: Symbol, emit: Callable[[str, list[Symbol]], Symbol]) -> None:
         self.symbol, self._emit = symbol, emit
@@ -59,7 +59,7 @@ def updated(
     one: Symbol,
     emit: Callable[[str, list[Symbol]], Symbol],
 ) -> list[Symbol]:
-    """Returns the new values of `variables`, of which `given` are the operation's other inputs and `one` is 1."""
+    """Returns the new values of `variables`; `given` are the operation's other inputs, `one` is the constant 1."""
     numbers = [_Number(symbol, emit) for symbol in (*variables, *given)]
     unit = _Number(one, emit)
     return [number.symbol for number in _FORMULAS[op](attrs, unit, *numbers)]

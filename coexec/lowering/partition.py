@@ -1,7 +1,7 @@
 """Partition: outlines the operations of a function that XLA can compile into functions of their own.
 
-Operations go into the same part if equally many stretches of operations that XLA cannot compile precede them, along the
-longest path: so parts never form a cycle, and there are as few as possible.
+An operation's level is the number of parts before it on the longest path, and the operations of a level form a part:
+so parts never form a cycle, and there are as few as possible.
 
 Relies on `_XlaMustCompile`, which makes TensorFlow compile the function that a call node names, as for a `tf.function`
 with `jit_compile=True` inside another one.
@@ -19,15 +19,15 @@ from tracer.block import LOOP
 from tracer.private import function_pb2, node_def_pb2
 from tracer.spec import RESOURCE, VARIANT, Spec
 
-# Reads, writes and failures stay with TensorFlow's runtime.
+# Reads, writes and failures are left to TensorFlow's runtime.
 _STAY = frozenset({"Assert", "AssignVariableOp", "NoOp", "ReadVariableOp"})
 
 
 @dataclass(frozen=True)
 class Part:
-    """A function that XLA compiles (`definition`), and one that does nothing but call it (`alone`).
+    """A function that XLA compiles (`definition`), and one that only calls it (`alone`).
 
-    To compile a part ahead of its first use `alone` is launched: XLA's cache key includes how the function is called.
+    Launching `alone` compiles a part ahead of its first use: XLA's cache key includes how the function is called.
     """
 
     definition: Any
@@ -93,7 +93,7 @@ def _groups(body: Body, outside: set[str]) -> dict[str, list[Any]]:
 
 
 def _is_worth_it(nodes: list[Any]) -> bool:
-    """Whether compiling a part pays: it is large enough, or has a loop."""
+    """Whether a part is worth compiling: it is large enough, or has a loop."""
     return len(nodes) >= tuning.min_outlined or any(node.op == LOOP for node in nodes)  # loops are emitted for XLA
 
 
@@ -144,7 +144,7 @@ def _call(function: Any, taken: list[str]) -> Any:
 
 
 def _alone(function: Any) -> Any:
-    """Returns a function that does nothing but call a part."""
+    """Returns a function that only calls a part."""
     alone = function_pb2.FunctionDef()
     alone.signature.CopyFrom(function.signature)
     alone.signature.name = f"{function.signature.name}_alone"

@@ -1,4 +1,4 @@
-"""Plan: what a segment takes in and gives out, and which backend may have it, decided before emission. Pure data."""
+"""Plan: a segment's inputs and outputs, and which backends can compile it, decided before emission. Pure data."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Plan:
     outside: dict[int, str]  # indices of the steps that XLA cannot compile, with the reason
     heavy: bool  # whether it has operations that should use TensorFlow's thread pools
 
-    @functools.cached_property  # needed more than once, and of thousands of steps
+    @functools.cached_property  # read more than once, and may span thousands of steps
     def content(self) -> Any:
         """The executable's cache key: all that it depends on except source locations."""
         return tuple(_content(s) for s in self.steps), self.feeds, self.outputs
@@ -90,7 +90,7 @@ class Plan:
 
 
 def _content(step: Step) -> Any:
-    """Returns a step's share of the cache key."""
+    """Returns a step's part of the cache key."""
     assert step.node is not None
     lists = tuple((i, slots, tuple(consts.items())) for i, (slots, consts) in step.lists.items())
     outputs = tuple((o.spec, o.const) for o in step.outputs)
@@ -98,7 +98,7 @@ def _content(step: Step) -> Any:
 
 
 def make_plan(last: Step, outputs: tuple[int, ...]) -> Plan:
-    """Plans the segment that ends after `last` and gives out the tensors numbered in `outputs`."""
+    """Plans the segment that ends after `last` and returns the tensors numbered in `outputs`."""
     steps = tuple(s for s in last.chain() if s.variant is not None)  # the others have already run
     feeds = tuple(spec for s in steps for spec in s.specs)
     refusal = xla_refusal = None
@@ -134,12 +134,12 @@ def recurses(step: Step) -> bool:
 
 
 def _turns(step: Step) -> bool:
-    """Whether this calls functions: on a single-threaded executor each nested call would block another thread."""
+    """Whether this calls functions: under a single-threaded executor each nested call blocks another thread."""
     return step.op == LOOP or recurses(step) or (step.op == BRANCH and not selects(step.attrs[1]))
 
 
 def _assigns_other_shape(step: Step, steps: tuple[Step, ...], feeds: tuple[Spec, ...]) -> str | None:
-    """Returns why an assignment cannot be emitted: a variable's dtype and shape have to stay the same."""
+    """Returns why an assignment cannot be emitted, None if it can: a variable must keep its dtype and shape."""
     handle = feeds[-1 - step.slots[0]] if step.slots[0] < 0 else None
     if handle is None or handle.enum != RESOURCE or handle.handle is None:
         return f"{step.op} on an unknown variable"

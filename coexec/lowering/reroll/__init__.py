@@ -1,4 +1,4 @@
-"""Takes an emitted function body in which Python loops are unrolled.
+"""Reroll: turns unrolled Python loops back into loops.
 
-Gives the same body with loops in place of the repeated operations, so that XLA compiles each iteration only once.
+Takes an emitted function body, and replaces its repeated operations by loops, so that XLA compiles each iteration once.
 """

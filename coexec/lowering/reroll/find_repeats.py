@@ -1,9 +1,9 @@
-"""Repeats: finds stretches of operations that repeat with the same wiring: iterations of loops that Python unrolled.
+"""Repeats: runs of operations that repeat with the same wiring, as iterations of a loop that Python unrolled.
 
-They are found by what the operations are, not by where they were issued: a gradient's operations are not issued by a
-line of the loop that they belong to. An operation's *colour* is a number, equal for operations of equal type,
-attributes, dtypes and shapes. A tensor is a number too, for which the place of the producing operation and the output
-index (port) are known.
+They are found by what the operations are, not by where they were issued: the operations of a gradient are not issued by
+a line of the loop that they belong to. An operation's *colour* is a number, equal for operations of equal type,
+attributes, dtypes and shapes. A tensor is a number too, with the place of the operation that produces it and its output
+index (port).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _OUTSIDE = InputSource(_FROM_OUTSIDE, 0, 0)
 
 @dataclass(frozen=True)
 class Repeat:
-    """The operations from place `start` on, which are `turns` iterations of `period` operations each."""
+    """`turns` iterations of `period` operations each, from place `start` on."""
 
     start: int
     period: int
@@ -60,7 +60,7 @@ class Sequence:
         self._ports = np.asarray(ports, np.int64)
 
     def repeats(self, least: int, accepts: Callable[[Repeat], bool]) -> list[Repeat]:
-        """Returns non-overlapping accepted repeats in order, each of which saves at least `least` operations."""
+        """Returns non-overlapping accepted repeats in order; each saves at least `least` operations."""
         colours, found = self.colours.copy(), list[Repeat]()
         while (best := self._best(colours, least, accepts)) is not None:
             found.append(best)
@@ -69,7 +69,7 @@ class Sequence:
         return sorted(found, key=lambda repeat: repeat.start)
 
     def _best(self, colours: Any, least: int, accepts: Callable[[Repeat], bool]) -> Repeat | None:
-        """Returns the repeat that saves most, and at least `least` operations, among those accepted."""
+        """Returns the accepted repeat that saves most, if that is at least `least` operations; None otherwise."""
         best, most = None, least - 1
         for start, end, period in sorted(_stretches(colours), key=lambda s: s[0] - s[1] + s[2]):
             if end - start - period <= most:
@@ -80,7 +80,7 @@ class Sequence:
         return best
 
     def _saved(self, repeat: Repeat) -> int:
-        """Number of operations that a loop saves, less those that assemble its inputs from outside."""
+        """Returns how many operations a loop saves, less those that assemble its inputs from outside."""
         tensors = self._tensors(repeat.start, repeat.period, repeat.turns)
         made = self._makers[tensors]
         broken = (made[2:] - made[1:-1] != made[1:-1] - made[:-2]) & (made[2:] >= 0)
@@ -89,7 +89,7 @@ class Sequence:
         return (repeat.turns - 1) * repeat.period - pieces
 
     def _tensors(self, start: int, period: int, turns: int) -> Any:
-        """Returns the input tensors of each iteration, shape [turns, n]; equal colours have equally many inputs."""
+        """Returns the input tensors of each iteration, shape [turns, n]: equal colours have equally many inputs."""
         rows = [
             [t for place in range(start + n * period, start + (n + 1) * period) for t in self.inputs[place]]
             for n in range(turns)
@@ -97,7 +97,7 @@ class Sequence:
         return np.asarray(rows, np.int64).reshape(turns, -1)
 
     def _verified(self, start: int, end: int, period: int) -> Repeat | None:
-        """Returns the longest repeat, in a stretch of repeating colours, whose iterations have the same wiring."""
+        """Returns the longest repeat with the same wiring in a run of repeating colours; None if it is too short."""
         start += self._seam(start, end, period)
         turns = (end - start) // period
         if turns < tuning.min_repeats:
@@ -107,7 +107,7 @@ class Sequence:
         number = np.arange(turns)[:, None]
         turn, place = (makers - start) // period, (makers - start) % period
         first, last = 0, 0
-        # The first iterations may have other inputs: those stay outside.
+        # The first iterations may be wired differently: those stay outside.
         for begin in range(turns - tuning.min_repeats + 1):
             if turns - begin <= last - first:
                 break
@@ -150,7 +150,7 @@ class Sequence:
 
 
 def _stretches(colours: Any) -> Iterator[tuple[int, int, int]]:
-    """Yields (start, end, period) of stretches where the colours repeat, at least `tuning.min_repeats` times."""
+    """Yields (start, end, period) of runs in which the colours repeat, at least `tuning.min_repeats` times."""
     n = len(colours)
     if n < tuning.min_repeats * _GRAM:
         return

@@ -1,4 +1,4 @@
-"""Loop writer: emits a repeat as a loop for XLA, with a function for one iteration of it."""
+"""Loop writer: emits a repeat as a loop for XLA, with functions for its condition and body."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Turns:
 
 
 class LoopWriter:
-    """Writes loops into a function's body; appends their conditions and bodies to `functions`."""
+    """Emits loops into a function's body; appends their conditions and bodies to `functions`."""
 
     def __init__(self, body: Body, functions: list[Body], operations: Operations) -> None:
         self.body = body
@@ -143,7 +143,7 @@ class LoopWriter:
         return body.constant(self.of.value(name), self.body.specs[name].enum)
 
     def _slid(self, body: Body, node: Any, value: Symbol, begin: Symbol) -> Symbol:
-        """Adds an operation that reads, or writes, a slice of a tensor whose start differs in each iteration."""
+        """Emits a read or write of a slice whose start differs between iterations; returns the result."""
         sizes = self.of.slides[node.name][1]
         spec = self.body.specs[self.of.outputs[self.of.places[node.name]][0]]
         if node.op == "StridedSliceGrad":

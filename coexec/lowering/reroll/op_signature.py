@@ -17,7 +17,7 @@ from tracer.op import signature_of
 from tracer.private import function_pb2
 from tracer.spec import RESOURCE, VARIANT
 
-# Constant integer inputs of these may differ between iterations; other operations may need them as constants.
+# Constant integer inputs of these may differ between iterations; other operations may require compile-time constants.
 _ANY = frozenset(
     """
     Add AddV2 BitwiseAnd BitwiseOr BitwiseXor Cast Equal ExpandDims FloorDiv FloorMod Greater GreaterEqual Identity
@@ -28,10 +28,10 @@ _ANY = frozenset(
 
 _INDICES = {("GatherV2", 1), ("GatherNd", 1), ("OneHot", 0)}
 
-# Stateful to TensorFlow only because they may fail; XLA drops them, and a predicate says whether they fail.
+# Stateful to TensorFlow only because they may fail; XLA drops them, and a predicate stands for the failure.
 _ONLY_FAIL = frozenset({"CheckNumerics"})
 
-# By operation, the inputs that say which slice of a tensor it reads or writes.
+# By operation, the inputs that define the slice of a tensor that it reads or writes.
 SLIDING = {"Slice": (1, 2), "StridedSlice": (1, 2, 3), "StridedSliceGrad": (0, 1, 2, 3)}
 
 
@@ -44,7 +44,7 @@ class Operations:
     """A function's operations in topological order."""
 
     def __init__(self, body: Body, fixed: set[str]) -> None:
-        """Reads `body`, and leaves it as it is. The nodes named in `fixed` are never part of a loop."""
+        """Reads `body` without changing it. The nodes named in `fixed` are never part of a loop."""
         self.specs = body.specs
         definition = function_pb2.FunctionDef()
         definition.CopyFrom(body.definition)
@@ -84,7 +84,7 @@ class Operations:
         return [n for k, n in enumerate(self.taken[node.name]) if k not in skipped and not n.startswith("^")]
 
     def _may_turn(self, place: int, node: Any, returned: set[str]) -> bool:
-        """Whether an operation may be part of a loop: stateless, not a result, no resources or control inputs."""
+        """Whether an operation may be part of a loop: stateless, not a result, without resources or control inputs."""
         signature = signature_of(node.op)
         taken, outputs = self.taken[node.name], self.outputs[place]
         if signature is None or node.op in STRUCTURES or len(taken) > tuning.max_turn_inputs:
@@ -96,7 +96,7 @@ class Operations:
         return not any(self.specs[name].enum in (RESOURCE, VARIANT) for name in (*taken, *outputs))
 
     def _kind(self, place: int, node: Any) -> Any:
-        """Returns a key that is equal for operations that may be the same one in several iterations."""
+        """Returns a key, equal for operations that may be iterations of the same one."""
         attrs = tuple(sorted([(name, value.SerializeToString()) for name, value in node.attr.items()]))
         slide = self.slides.get(node.name)
         skipped = () if slide is None else SLIDING[node.op]
@@ -109,7 +109,7 @@ class Operations:
                 continue
             spec, known = self.specs[name], source_of(name) in self.constants
             if k in positions:
-                taken.append((spec, name if known else place))  # in a loop XLA could not resolve it
+                taken.append((spec, name if known else place))  # XLA could not resolve it in a loop
             else:
                 free = spec.dtype.is_floating or spec.dtype.is_complex or node.op in _ANY or (node.op, k) in _INDICES
                 taken.append((spec, None if free or not known else name))

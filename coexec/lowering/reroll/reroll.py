@@ -2,12 +2,12 @@
 
 XLA compiles for 2 to 20 ms per operation, so a Python loop unrolled into a segment is expensive: a NASRNN's step of 100
 iterations took 36 s on two busy cores, and 8 s rerolled; launches took 8.3 ms unrolled, 8.8 as loops, and 14.9 as a
-graph. An input of an iteration is loop-invariant, or carried from the previous iteration, or differs and comes from
-outside; the latter are stacked: the loop of a gradient reads the stacks of its forward loop backwards. Results used
-outside are stacked, too. A sum over all iterations (`AddN`) is accumulated in the loop, as XLA would do; it may add in
-another order than the kernel, and round differently.
+graph. An input of an iteration is loop-invariant, carried from the previous iteration, or different in each; the last
+kind is stacked, and a gradient's loop reads the stacks of its forward loop backwards. Results used outside are stacked,
+too. A sum over all iterations (`AddN`) is accumulated in the loop, as XLA would do; it may add in another order than
+the kernel, and round differently.
 
-Operations that have state, access variables, or are not compiled by XLA are never part of an iteration. XLA only.
+For XLA only. Operations that are stateful, access variables, or are not compiled by XLA are never part of an iteration.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tracer.block import COUNT
 from tracer.nodedef import Symbol
 from tracer.spec import Spec
 
-# These consume the results of all iterations at once.
+# Operations that consume the results of all iterations at once.
 _JOINS = frozenset({"AddN", "ConcatV2", "Pack"})
 
 
@@ -59,7 +59,7 @@ def left_by_loops(plan: Plan) -> int:
 
 
 def _left(operations: Operations, repeats: list[Repeat]) -> int:
-    """Returns the number of operations after rerolling."""
+    """Returns the number of operations after rerolling these repeats."""
     return len(operations.nodes) - sum((repeat.turns - 1) * repeat.period for repeat in repeats)
 
 
@@ -97,7 +97,7 @@ def _copies(operations: Operations, repeat: Repeat) -> bool:
 def _is_worth_it(operations: Operations, repeat: Repeat, made: set[int]) -> bool:
     """Whether a loop saves enough operations, given that loops produce the tensors at the places in `made`.
 
-    Each tensor that has to be put into a stack, or taken out of one, by itself costs an operation.
+    Each tensor that must be stacked or unstacked on its own costs an operation.
     """
     single, waits = set(), any(source.lag == 1 for sources in repeat.sources for source in sources)
     for names in _stacked(operations, repeat):
@@ -117,7 +117,7 @@ def _is_worth_it(operations: Operations, repeat: Repeat, made: set[int]) -> bool
 
 
 class _Folding:
-    """Rerolls one function: emits it again, with loops in place of the repeats."""
+    """Rerolls one function: reemits it with loops in place of the repeats."""
 
     def __init__(self, body: Body, functions: list[Body], operations: Operations, repeats: list[Repeat]) -> None:
         self.body = body
@@ -172,7 +172,7 @@ class _Folding:
         }  # fmt: skip
 
     def _ask(self, turns: Turns) -> None:
-        """Notes which of a loop's tensors are used outside it, in which iterations, and which only as a sum."""
+        """Sets `turns.read` and `turns.summed`: the tensors that are used outside the loop."""
         repeat = turns.repeat
         for k in range(repeat.start, repeat.end):
             number, place = divmod(k - repeat.start, repeat.period)
@@ -190,7 +190,7 @@ class _Folding:
     # Outside loops.
 
     def _node(self, place: int) -> None:
-        """Emits an operation outside loops, with renamed inputs; sums and stacks of iterations come from the loops."""
+        """Emits an operation outside loops, with renamed inputs; takes sums and stacks of iterations from the loops."""
         node, body = self.of.nodes[place], self.body
         sums = self._sums(node)
         if sums:
@@ -215,7 +215,7 @@ class _Folding:
         body.copy(node, [*inputs, *behind])
 
     def _is_for_all(self, place: int) -> bool:
-        """Whether an operation's result is used by nothing but `All` outside loops."""
+        """Whether an operation's result is used only by `All` outside loops, so that the order of elements is free."""
         return all(
             user >= 0 and user not in self.home and self.of.nodes[user].op == "All"
             for user in self.of.users[self.of.outputs[place][0]]
@@ -227,7 +227,7 @@ class _Folding:
         return (-1, (0, 0), 0) if element is None else (element[0].repeat.start, element[1], element[2])
 
     def _behind(self, name: str) -> str:
-        """Returns the control input that replaces one on this node."""
+        """Returns the control input that replaces one on the node of this name."""
         place = self.of.places.get(name)
         if place is not None and place in self.home:
             return f"^{self.home[place][0].node}"
@@ -235,7 +235,7 @@ class _Folding:
         return f"^{source_of(self.renamed.get(given[0], name)) if given else name}"
 
     def _name(self, name: str) -> str:
-        """Returns a tensor's name in the rewritten function; may add an operation that slices it from a loop's rows."""
+        """Returns a tensor's name in the rewritten function; may emit a slice of a loop's rows."""
         element = self._element(name)
         if element is not None and name not in self.renamed:
             turns, tensor, number = element
@@ -266,7 +266,7 @@ class _Folding:
         return self.stacks[key]
 
     def _row(self, name: str) -> tuple[Any, int]:
-        """Returns what a tensor is a row of (a loop's rows or an unpacked tensor), and its index; or (None, _)."""
+        """Returns what a tensor is a row of (a loop's rows, or an unpacked tensor; None: neither), and its index."""
         element = self._element(name)
         if element is not None:
             turns, tensor, number = element
@@ -277,7 +277,7 @@ class _Folding:
         return None, 0
 
     def _pieces(self, names: list[str]) -> list[Symbol]:
-        """Returns stacks that concatenate to the stack of these tensors: strided rows, constants, packed others."""
+        """Returns stacks that concatenate to the stack of these tensors: strided rows, constants, and packed others."""
         rows, spec = [self._row(name) for name in names], self.body.specs[names[0]]
         known = [source_of(name) in self.of.constants for name in names]
         pieces, at = [], 0
@@ -301,7 +301,7 @@ class _Folding:
         return pieces
 
     def _rows(self, whole: Any, first: int, step: int, count: int, spec: Spec) -> Symbol:
-        """Returns `count` rows of a loop's result, or of an unpacked tensor, from `first` on in steps of `step`."""
+        """Returns `count` rows of a loop's result, or of an unpacked tensor, from `first` on with stride `step`."""
         body, (turns, tensor) = self.body, whole
         rows: Symbol
         if turns is not None:
@@ -357,7 +357,7 @@ class _Folding:
     # Loops.
 
     def _loop(self, turns: Turns) -> None:
-        """Emits a loop: decides its variables, and which of them each input of an iteration is."""
+        """Emits a loop: chooses its variables, and maps each input of an iteration to one of them."""
         body, of, repeat = self.body, self.of, turns.repeat
         states: dict[Any, Symbol] = {}  # initial values of the loop variables
         inputs: dict[tuple[int, int], Any] = {}  # by operation of an iteration and input: the variable's key

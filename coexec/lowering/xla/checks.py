@@ -1,4 +1,4 @@
-"""Checks: emits predicates that say beforehand whether XLA will behave as an operation's kernel does."""
+"""Checks: predicates that tell beforehand whether XLA will behave as an operation's kernel does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DOUBLE = int(types_pb2.DT_DOUBLE)
 
 
 def check(body: Body, op: str, inputs: list[Any], attrs: dict[str, Any]) -> Symbol | None:
-    """Returns a scalar bool, true if XLA behaves on `inputs` as the kernel does; None if no predicate can tell."""
+    """Emits a scalar bool: whether XLA behaves on `inputs` as the kernel does; returns None if none can tell."""
     if op == "Cast":
         return _fits(body, body.symbol(inputs[0], FLOAT), tf.dtypes.as_dtype(attrs["DstT"]))
     if op == "Softmax":
@@ -72,7 +72,7 @@ def _dtype(inputs: list[Any]) -> int:
 
 
 def _in_range(body: Body, indices: Any, size: int | tuple[int, ...], enum: int | None = None) -> Symbol:
-    """Returns a scalar: whether all indices are in [0, size), where a tuple is one size per position."""
+    """Emits a scalar bool: whether all indices are in [0, size); a tuple is one size per position."""
     if not isinstance(indices, Symbol):
         indices = body.symbol(indices, natural_enum(indices) if enum is None else enum)
     most = indices.spec.dtype.max
@@ -84,7 +84,7 @@ def _in_range(body: Body, indices: Any, size: int | tuple[int, ...], enum: int |
 
 
 def _fits(body: Body, values: Symbol, dtype: tf.DType) -> Symbol:
-    """Returns a scalar: whether all floats, truncated, fit this integer dtype."""
+    """Emits a scalar bool: whether all floats, truncated, fit this integer dtype."""
     wide = body.make("Cast", [values], DOUBLE, values.spec.shape, DstT=DOUBLE)
     # -1 < x < 0 becomes 0, also in unsigned types; the largest int64 is not a float64, but the next power of two is.
     above = body.compare("Greater", wide, float(dtype.min) - 1.0)

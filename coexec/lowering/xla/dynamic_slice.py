@@ -1,4 +1,4 @@
-"""Dynamic slices: lowers slices whose start is a run-time value to XLA's dynamic slice operations.
+"""Dynamic slices: slices whose start is a run-time value, lowered to XLA's dynamic slice operations.
 
 TensorFlow's own lowering of `Slice` and `StridedSlice` makes XLA recompile for each start that it can resolve.
 """
@@ -32,7 +32,7 @@ def picks(step: Step) -> bool:
 
 
 def is_inside(body: Body, value: Any, begin: Symbol, attrs: dict[str, Any]) -> Symbol:
-    """Returns a scalar: whether the index of an operation that `picks` is in range."""
+    """Emits a scalar bool: whether the index of an operation accepted by `picks` is in range."""
     dims, taken = _taken(np.shape(value) if not isinstance(value, Symbol) else value.spec.shape, begin, attrs)
     below = [dim if one else begin.spec.dtype.max for dim, one in zip(dims, taken, strict=True)]
     above = [-dim if one else begin.spec.dtype.min for dim, one in zip(dims, taken, strict=True)]
@@ -40,7 +40,7 @@ def is_inside(body: Body, value: Any, begin: Symbol, attrs: dict[str, Any]) -> S
 
 
 def sliced(body: Body, op: str, inputs: list[Any], attrs: tuple[Any, ...], spec: Spec) -> Symbol:
-    """Adds one of the operations in `BEGINS` as a dynamic slice or update; returns its output, of this spec."""
+    """Emits one of the operations in `BEGINS` as a dynamic slice or update; returns its output, of this spec."""
     begin: Symbol = inputs[1]
     if op == "Slice":
         given = [body.symbol(inputs[0], spec.enum), begin, inputs[2]]

@@ -1,10 +1,10 @@
-"""Philox: lowers random operations so that graphs and XLA draw the numbers that eager kernels draw.
+"""Philox: random operations, lowered so that graphs and XLA draw the numbers that eager kernels draw.
 
 TensorFlow's kernels use Philox: ten rounds turn a key and a counter into 128 bits. XLA produces the same bits for the
-same key and counter, but maps them to other numbers (TensorFlow 2.21), so for XLA the kernels' arithmetic is spelled
-out: a uniform float is the low bits of a word as the mantissa of a number in [1, 2), minus 1; two uniforms make two
-normals (Box-Muller). Measured on a million numbers: uniforms and integers are bit-identical; normals are within 3e-7
-relative, as XLA has its own logarithm, sine and cosine.
+same key and counter, but maps them to other numbers (TensorFlow 2.21), so for XLA the kernels' arithmetic is emitted: a
+uniform float is the low bits of a word as the mantissa of a number in [1, 2), minus 1; two uniforms make two normals
+(Box-Muller). Measured on a million numbers: uniforms and integers are bit-identical; normals are within 3e-7 relative,
+as XLA has its own logarithm, sine and cosine.
 
 A word is drawn as half of a 64-bit integer: XLA draws those in a third of the time of 32-bit ones, and in 0.9 of the
 kernel's time on two cores.
@@ -58,7 +58,7 @@ STATELESS = {
     "RandomStandardNormal": "StatelessRandomNormalV2",
     "TruncatedNormal": "StatelessTruncatedNormalV2",
 }
-WORDS = 3  # fed for each random operation
+WORDS = 3  # fed per random operation
 
 
 def words_of(pairs: list[Pair]) -> np.ndarray[Any, Any]:
@@ -68,7 +68,7 @@ def words_of(pairs: list[Pair]) -> np.ndarray[Any, Any]:
 
 
 def seeded(body: Body, op: str, inputs: list[Any], spec: Spec, words: Symbol, draw: int, by_xla: bool) -> Symbol:
-    """Adds a seeded random operation, whose seeds are at index `draw` of the fed `words`; returns its output."""
+    """Emits a seeded random operation, whose seeds are number `draw` of the fed `words`; returns its output."""
     key = body.make("Slice", [words, [WORDS * draw], [1]], UINT64, (1,))
     counter = body.make("Slice", [words, [WORDS * draw + 1], [2]], UINT64, (2,))
     given = [inputs[0], key, counter, PHILOX, *inputs[1:]]
@@ -97,7 +97,7 @@ def skipped(body: Body, state: Symbol, algorithm: Any, count: Any) -> Symbol:
 
 
 def as_drawn(body: Body, op: str, inputs: list[Any], specs: list[Spec]) -> list[Symbol] | None:
-    """Adds, for XLA, the kernel's arithmetic of a stateless random operation; None for other operations.
+    """Emits a stateless random operation for XLA as its kernel's arithmetic; returns None for other operations.
 
     Raises `NotImplementedError` if the algorithm is not known to be Philox.
     """
@@ -199,7 +199,7 @@ def _full_integers(body: Body, stream: _Stream, inputs: list[Any], spec: Spec) -
 
 
 def _normal(body: Body, stream: _Stream, inputs: list[Any], spec: Spec) -> Symbol:
-    """Box-Muller: two uniforms give the radius and the angle of a pair of normals."""
+    """Box-Muller: two uniforms determine the radius and the angle of a pair of normals."""
     count = math.prod(spec.shape)
     half = -(-count // 2)
     enum = DOUBLE if spec.enum == DOUBLE else FLOAT

@@ -1,8 +1,8 @@
-"""Rewrites: emits operations so that XLA keeps the kernels' values, with barriers against its algebraic simplifier.
+"""Rewrites: operations emitted so that XLA keeps the kernels' values, with barriers to its algebraic simplifier.
 
-Each operation on its own gives the kernel's result under XLA. Combinations may not: XLA adds up the constants of
+Most operations alone have the kernel's result under XLA, but not combinations: XLA folds the constants of
 `(x + 1e8) - 1e8`, replaces `log(exp(x))` by `x`, divides by multiplying with a reciprocal, and replaces `x + 0.0` by
-`x`, which flips a negative zero. These are exact for real numbers; with floats they change rounding and overflow.
+`x`, which keeps a negative zero. These are exact for real numbers; with floats they change rounding and overflow.
 
 Barriers on all results would also work, and were measured: compilation took twice as long, and chains of elementwise
 operations ran 8 % slower. So they are placed only where a rule of the simplifier (XLA's `algebraic_simplifier.cc`)
@@ -20,7 +20,7 @@ from coexec.lowering.xla.dynamic_slice import BEGINS, sliced
 from tracer.nodedef import Symbol
 from tracer.spec import Spec
 
-# Operations whose constants are merged with their neighbours', or dropped as neutral elements.
+# Operations whose constants are folded with their neighbours', or dropped as neutral elements.
 _ARITHMETIC = frozenset({"Add", "AddV2", "Sub", "Mul", "RealDiv", "Div", "AddN"})
 
 # Operations whose result is constant: always (None), or if this input is constant.
@@ -38,16 +38,15 @@ _MERGED: dict[str, frozenset[str]] = {
     "Expm1": frozenset({"Log1p"}),
 }
 
-# Gradients at edge cases, as the kernels compute them. XLA's own give NaN for roots and reciprocals of zero, the
-# steeper side of (s)elu at zero, and zero for an infinite cotangent of an input that relu cuts off, where the kernels
-# give NaN.
+# Gradients at edge cases, as the kernels compute them. XLA's own are NaN for roots and reciprocals of zero, the steeper
+# side of (s)elu at zero, and zero for an infinite cotangent of an input that relu cuts off, where the kernels' is NaN.
 _ROOTS = frozenset({"SqrtGrad", "RsqrtGrad", "ReciprocalGrad", "InvGrad"})
 _GRADIENTS = frozenset({"SeluGrad", "EluGrad", "ReluGrad", "Relu6Grad"})
 _SCALE, _SCALE_ALPHA = 1.0507009873554805, 1.7580993408473768
 
 
 def as_kernel(body: Body, op: str, inputs: list[Any], attrs: tuple[Any, ...], specs: list[Spec]) -> list[Symbol]:
-    """Adds an operation so that XLA gives the kernel's result; returns its outputs, which have `specs`."""
+    """Emits an operation so that XLA computes the kernel's result; returns its outputs, which have `specs`."""
     if op in BEGINS and isinstance(inputs[BEGINS[op]], Symbol):
         return [sliced(body, op, inputs, attrs, specs[0])]
     if not specs or not (specs[0].dtype.is_floating or specs[0].dtype.is_complex):
@@ -68,13 +67,13 @@ def as_kernel(body: Body, op: str, inputs: list[Any], attrs: tuple[Any, ...], sp
     if merged is None:
         return body.add(op, inputs, attrs, specs)
     outputs = body.add(op, [_kept_apart(body, op, i, merged, specs[0].enum) for i in inputs], attrs, specs)
-    # Even behind a barrier, XLA drops a zero from a sum of single elements.
+    # Even behind a barrier, XLA drops a zero from a sum of one-element tensors.
     adds_zero = op in ("Add", "AddV2") and any(map(_is_zero, inputs))
     return [_without_negative_zeros(body, outputs[0])] if adds_zero else outputs
 
 
 def _gradient(body: Body, op: str, first: Symbol, second: Symbol) -> Symbol:
-    """Emits the kernel's gradient formula: (y, dy) for roots, (dy, y) for activations."""
+    """Emits the kernel's gradient formula; the inputs are (y, dy) for roots, (dy, y) for activations."""
     enum, shape = first.spec.enum, first.spec.shape
 
     def arithmetic(op: str, left: Any, right: Any) -> Symbol:
@@ -104,7 +103,7 @@ def _gradient(body: Body, op: str, first: Symbol, second: Symbol) -> Symbol:
 
 
 def _exponential(body: Body, op: str, x: Symbol) -> Symbol:
-    """Returns elu or selu by `exp(x) - 1`, as the kernel does: 0 for tiny x, where XLA's own result is negative.
+    """Emits elu or selu with `exp(x) - 1`, as the kernel does: 0 for tiny x, where XLA's own result is negative.
 
     A negative result would make `SeluGrad` take the steeper slope.
     """
@@ -129,7 +128,7 @@ def _kept_apart(body: Body, op: str, value: Any, merged: frozenset[str], enum: i
 
 
 def constant(body: Body, value: Any, enum: int) -> Symbol:
-    """Returns a tensor of a Python value, or a lifted constant, such that XLA keeps the sign of a zero."""
+    """Returns a tensor of a Python value, or a lifted constant, such that XLA keeps the signs of zeros."""
     symbol = body.constant(value, enum)
     # XLA turns [-0.0, 1.0, 2.0, ...] into an iota, which starts with 0.0.
     if symbol.op != "Const" or not symbol.spec.dtype.is_floating or len(symbol.spec.shape) != 1:
