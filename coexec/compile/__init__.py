@@ -1,5 +1,5 @@
-"""Takes a segment's plan and a backend, XLA or a TensorFlow graph.
+"""Compile: turns plans into executables.
 
-Gives an executable that is launched by name, shared between sizes where possible, compiled in the background, and
-cached on disk.
+Takes a segment's plan and a backend, XLA or a TensorFlow graph; returns an executable that is launched by name. Graphs
+are shared between sizes where possible; XLA compiles in the background, and its code is cached on disk.
 """

@@ -27,7 +27,7 @@ def recall(segment: str) -> Choice | None:
         found = json.loads(payload)
         backend, reason, at = found["backend"], found["reason"], found["at"]
         young = 0 <= time.time() - at <= tuning.choice_age
-    except (ValueError, TypeError, KeyError):  # malformed, perhaps by another version
+    except (ValueError, TypeError, KeyError):  # malformed, perhaps from another version
         return None
     return Choice(backend, reason) if young and backend in ("xla", "graph") and isinstance(reason, str) else None
 

@@ -1,4 +1,4 @@
-"""Compile thread: one thread that prepares executables while calls go on."""
+"""Compile thread: one background thread that compiles executables while calls continue."""
 
 from __future__ import annotations
 
@@ -51,11 +51,12 @@ class Background:
             return True
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until the queue is empty and no job runs; returns False after `timeout` seconds."""
+        """Waits until the queue is empty and no job runs; returns False if that takes over `timeout` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting and not self._working, timeout)
 
     def _work(self) -> None:
+        """Runs jobs until none has come for `tuning.compile_idle` seconds."""
         _be_nice()
         while True:
             with self._changed:

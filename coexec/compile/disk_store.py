@@ -1,6 +1,6 @@
-"""Disk store: entries that outlive the process, in files that only this user can have written.
+"""Disk store: entries that outlive the process, in files that only this user can write.
 
-An entry is used only if this user owns its directory and file, nobody else may write to them, and its digest matches;
+An entry is used only if this user owns its directory and file, no other user may write to them, and its digest matches;
 otherwise it counts as missing. Entries are bytes, never unpickled or executed by Python. If the disk is full or
 read-only, nothing is stored, without an error.
 """
@@ -45,7 +45,7 @@ class Store:
         self._unchecked = tuning.store_bytes  # bytes written since the last size check; starts high to force one
 
     def read(self, name: str) -> bytes | None:
-        """Returns the payload stored under this name; None if there is none that can be trusted."""
+        """Returns the payload stored under this name; None if it is missing or not to be trusted."""
         with contextlib.suppress(OSError), self._directory(create=False) as directory:
             file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
             try:
@@ -98,7 +98,7 @@ class Store:
         return sorted(found, key=lambda entry: -entry.used)
 
     def why_not_writable(self) -> str:
-        """Returns why nothing can be stored, or nothing if it can."""
+        """Returns why the store is not writable; an empty string if it is."""
         try:
             with self._directory(create=True) as directory:
                 self._replace(directory, "probe", _head("probe", b"") + b"")

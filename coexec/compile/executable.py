@@ -44,11 +44,15 @@ class Executable:
     """A segment, ready to launch: `backend` is "xla" or "graph"."""
 
     def __init__(self, plan: Plan, backend: str, varying: dict[Any, int] | None = None) -> None:
+        """Emits and registers a plan; raises `NotImplementedError` if the backend cannot run it.
+
+        `varying`: the constants to lift to arguments.
+        """
         self.backend = backend
         self.outputs = plan.outputs
         self.given = frozenset(plan.outputs)
         self.feeds = plan.feeds
-        self._words = () if plan.words is None else (plan.words,)  # the additional feed for seeds
+        self._words = () if plan.words is None else (plan.words,)  # an additional feed for seeds
         emitter = Emitter(plan, checks=backend == "xla", name=_UNNAMED, varying=varying)
         body = emitter.build()
         self.varying = list(body.varying)  # its lifted constants, by argument number and dtype
@@ -79,7 +83,7 @@ class Executable:
         for function in functions:
             ctx.add_function_def(function)
         self._context = ctx
-        xla_code_cache.tidy_up()  # also removes code of functions that are not ours
+        xla_code_cache.tidy_up()  # also drops the code of functions that are not ours
         inline_call.tidy_up(ctx)
         small = plan.grain <= tuning.fine_grain and not plan.heavy
         executor = "SINGLE_THREADED_EXECUTOR" if small else ""
@@ -94,12 +98,12 @@ class Executable:
             inline_call.hold(*wrapped)
         self._direct = wrapped is not None
         self.launches = 0
-        self.trusted = False  # whether it was validated against its operations
-        self.took = 0.0  # seconds of the last launch that Python waited for
+        self.trusted = False  # whether it has been validated against its operations
+        self.took = 0.0  # seconds that the last synchronous launch took
         self.audited_in = 0.0  # seconds that the last audit took
         self.audit_at = 0  # number of launches after which it may be audited again
         self.size = plan.size
-        self.loaded = False  # whether XLA's code for it came from an earlier process
+        self.loaded = False  # whether XLA's code for it was loaded from disk
         self._finalizer = weakref.finalize(self, _remove, ctx, names, wrapped)
         self._finalizer.atexit = False
 
@@ -126,9 +130,9 @@ class Executable:
         return results[:-1] if results[-1] else None
 
     def prepare(self, device: str | None) -> None:
-        """Makes TensorFlow compile it for a device, by launching it on zeros and on temporary variables.
+        """Has TensorFlow compile it for a device, by launching it on zeros and temporary variables.
 
-        TensorFlow caches the code by name and shapes, so the program's first launch is as fast as its second.
+        TensorFlow caches the code by name and shapes, so the program's first launch hits that cache.
         """
         variables = []
 
@@ -143,13 +147,14 @@ class Executable:
             if not self.parts:
                 self._first([made(spec) for spec in (*self.feeds, *self._words)], [])
                 return
-            with xla_code_cache.kept(self.name) as code:  # each by itself: the operations between may fail on zeros
+            with xla_code_cache.kept(self.name) as code:  # one by one: the operations between may fail on zeros
                 for name, arguments, count in self.parts:
                     ctx = self._context
                     execute(ctx._handle, ctx.device_name, name, [made(spec) for spec in arguments], (), count)
             self.loaded = code.loaded
 
     def _execute(self, feeds: list[Any], into: list[Any]) -> None:
+        """Launches it, and appends the list of raw results to `into`."""
         ctx = self._context
         given = ctx._handle, ctx.device_name, self._op, feeds, self._attrs, self.count
         if not self._direct:
@@ -169,9 +174,10 @@ class Executable:
 
 
 class Alone:
-    """A block as a graph function of its own: for recursion, which cannot be run operation by operation."""
+    """A block as a graph function of its own: for recursion, which cannot be replayed operation by operation."""
 
     def __init__(self, block: Block, specs: tuple[Spec, ...]) -> None:
+        """Emits and registers a block whose inputs have `specs`; raises `NotImplementedError` if it may fail."""
         body = Body(_UNNAMED)
         functions: list[Body] = []
         given = [body.argument(spec) for spec in specs]
@@ -195,7 +201,7 @@ class Alone:
 
 
 def _named(functions: list[Any], feeds: tuple[Spec, ...]) -> list[Any]:
-    """Returns the functions under names derived from their content, so that equal ones are found again, also on disk.
+    """Returns the functions renamed after their content, so that equal ones share names, also across processes.
 
     TensorFlow reference-counts functions of the same name and content.
     """
@@ -217,6 +223,7 @@ def _config(ctx: Any) -> bytes:
 
 
 def _remove(ctx: Any, names: list[str], wrapped: tuple[int, int, int] | None = None) -> None:
+    """Unregisters functions; `wrapped`: what `inline_call.hold` was called with, if it was."""
     for name in names:
         if ctx.has_function(name.encode()):
             ctx.remove_function(name)

@@ -1,4 +1,4 @@
-"""Inline calls: runs graph functions on the launching thread, and evicts what TensorFlow caches for them.
+"""Inline calls: graph functions run on the launching thread, and eviction of what TensorFlow caches for them.
 
 A function launched by name runs on a thread of TensorFlow's pool while the caller waits. An operation runs on the
 calling thread, even one that calls a function: TensorFlow wraps it in a function of its own, inlines the callee, and
@@ -6,7 +6,7 @@ may run that synchronously. 100 small operations took 35 us this way, and 66 by 
 `make bench` 85 and 117 (MLP), 131 and 169 (DQN).
 
 But TensorFlow caches such a call under the wrapper's name, which depends only on the numbers of inputs and outputs, and
-keeps it when the function is removed. Removing the wrapper evicts all calls under it. The process dies if another
+keeps it when the function is removed. Removing the wrapper evicts all calls under it. The process crashes if another
 thread is about to launch one, so wrappers are removed only while no launch is in progress.
 
 Relies on: the wrapper's name, `__wrapped__StatefulPartitionedCall_Tin_{}_Tout_{}_device_{}`; `Context.remove_function`.
@@ -50,7 +50,7 @@ def attributes(signature: Any, config: bytes) -> tuple[Any, ...]:
 def enter() -> int | None:
     """Marks this thread as launching, after waiting while wrappers are removed; returns the token for `leave`."""
     thread = threading.get_ident()
-    if thread in _under_way:  # a finalizer launches in the middle of another launch
+    if thread in _under_way:  # reentrant: a finalizer launches during another launch
         return None
     _under_way.add(thread)
     while _closed:
@@ -73,7 +73,7 @@ def hold(inputs: int, outputs: int, ops: int) -> None:
 
 
 def drop(ctx: Any, inputs: int, outputs: int, ops: int) -> None:
-    """Counts a removed function. Finalizers may call this at any moment, so it does not wait."""
+    """Counts a function as removed. Finalizers may call this at any moment, so it does not wait."""
     held = _held.get((inputs, outputs))
     if held is not None:
         held.there -= ops

@@ -1,4 +1,4 @@
-"""Platform key: digests what compiled code and its speed depend on besides the program, to name cache directories."""
+"""Platform key: digests of what compiled code and its speed depend on besides the program; cache keys on disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 VERSION = 1  # of the entries' format
 
-# Lines of /proc/cpuinfo that machine code depends on; others (clock rates) keep changing.
+# Lines of /proc/cpuinfo that machine code depends on; others change over time, such as clock rates.
 _CPU_LINES = ("vendor_id", "model name", "flags", "Features", "CPU implementer", "CPU part")
 
 

@@ -1,9 +1,9 @@
-"""Shape polymorphism: lets segments that differ only in tensor sizes share one graph.
+"""Shape polymorphism: one graph shared by segments that differ only in tensor sizes.
 
 A TensorFlow graph does not specify shapes: at another size it has the same operations on other constants (the shape to
 reshape to, the axes to sum over, the divisor of a mean). So the second segment of a form is emitted with the constants
 that differ from the first one's lifted to arguments, and later segments that differ in no other constant pass their
-own. One that does is emitted again with more arguments, as constants may have been equal by coincidence.
+own. If one does, which then was equal by coincidence, the segment is emitted again with more arguments.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class PolymorphicGraphs:
         return family.add(made, plan, constants, given or {})
 
     def give_up(self, executable: Executable) -> None:
-        """Stops sharing a graph that was wrong at some size, and all others of the same form."""
+        """Stops sharing a graph that was found wrong at some size, and all others of the same form."""
         shared = executable.shared if isinstance(executable, Sized) else executable
         for family in self._known.values():
             if family.has(shared):
@@ -139,7 +139,7 @@ class PolymorphicGraph:
             return None
         found: dict[Any, int] = {}
         numbers: dict[Any, int] = {}
-        last = len(self._graphs) == tuning.max_family_graphs - 1  # lift every liftable constant, each by itself
+        last = len(self._graphs) == tuning.max_family_graphs - 1  # lift every liftable constant, each on its own
         for constant, *known in zip(constants, *self._members, strict=True):
             able = all(may_vary(const.value) for const in known)
             if any(const != known[0] for const in known) and not able:
@@ -189,7 +189,7 @@ def _admits(numbers: list[int | None], fixed: tuple[Const, ...], values: tuple[A
 
 
 def _tensor(value: Any, enum: int) -> Any:
-    """Returns a constant as an eager tensor, equal to the one it would be in a graph."""
+    """Returns a constant as an eager tensor, equal to the tensor that a graph would make of it."""
     node = node_def_pb2.NodeDef(name="constant")
     write_constant(node, value, enum)
     return make_constant(tf.make_ndarray(node.attr["value"].tensor), tf.dtypes.as_dtype(enum))

@@ -1,4 +1,4 @@
-"""XLA code cache: keeps XLA's machine code between processes.
+"""XLA code cache: XLA's machine code, persisted between processes.
 
 TensorFlow has a persistent cache of its own, in a directory named in `TF_XLA_FLAGS`. But it trusts every file there,
 and a full disk or a truncated file makes compilation fail, also of other code in the process. So it gets an in-memory
@@ -123,7 +123,7 @@ def _names() -> list[str]:
 
 
 def tidy_up() -> None:
-    """Deletes files that have been in memory for a while: they are on disk, or belong to other functions."""
+    """Deletes files that have been in memory for a while: they are on disk by now, or belong to other functions."""
     if not active:
         return
     with _lock:
