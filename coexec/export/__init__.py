@@ -1,4 +1,5 @@
-"""Takes a decorated step that should do nothing but issue operations.
+"""Export: turns a decorated step into a `tf.function`.
 
-Gives a `tf.function` that does the same, or an `ExportError` that names the Python effect it would lose.
+Takes a step that should only issue operations; returns a `tf.function` that does the same, or raises an `ExportError`
+that names the Python effect it would lose.
 """

@@ -1,7 +1,7 @@
-"""Export: makes a `tf.function` of a step whose Python has no effects, or raises with the effect that it has.
+"""Export: turns a step whose Python has no effects into a `tf.function`; raises an error that names an effect.
 
 `tf.function` runs Python only while it traces. So the Python of the trace is watched: calls of C functions that are not
-known to be pure raise before they act; everything that the step could mutate is compared line by line, and restored.
+known to be pure raise before they run; everything that the step could mutate is compared after each line, and restored.
 Reads of a tensor's value cannot be traced at all.
 """
 
@@ -89,7 +89,7 @@ hooks.Hooks(
 
 
 class EffectWatch:
-    """Watches the Python of one trace, on this thread; raises `ExportError` for effects that would not be repeated."""
+    """Watches the Python of one trace, on this thread; raises `ExportError` for effects that would happen only once."""
 
     def __init__(self, name: str, function: Callable[..., Any], arguments: Any) -> None:
         self._name = name
@@ -112,7 +112,7 @@ class EffectWatch:
         self._look()
         self._reach.__exit__()
         if self._found is not None:
-            raise self._found  # even if the program has swallowed it
+            raise self._found  # even if the program has caught it
 
     def _trace(self, frame: Any, event: str, argument: Any) -> Any:
         return self._line(frame, "line", None) if runs_user_code(frame) else None
@@ -126,6 +126,7 @@ class EffectWatch:
         return self._line
 
     def _look(self) -> None:
+        """Records an error if anything was mutated since the last check, and restores it."""
         changed = self._reach.changed()
         if changed is not None:
             self._note(f"changes {changed}", self._place)
@@ -158,7 +159,7 @@ def _place_of(frame: Any, line: int | None = None) -> str:
 
 @contextlib.contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """Turns an error during tracing into an `ExportError` that says so, and names the user's line."""
+    """Converts an error during tracing to an `ExportError` that names the user's line."""
     try:
         yield
     except ExportError:
@@ -175,7 +176,7 @@ def _explained(name: str) -> Iterator[None]:
 
 
 def refuse(name: str, graph: TraceGraph) -> None:
-    """Raises `ExportError` if earlier calls have shown that a Python number differs from call to call."""
+    """Raises `ExportError` if, in earlier calls, a Python number was found to differ between calls."""
     for node in graph.nodes:
         if node.fed:
             raise ExportError(

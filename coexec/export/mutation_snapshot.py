@@ -1,4 +1,4 @@
-"""Mutation snapshot: captures everything that a function can mutate, detects changes, and restores it."""
+"""Mutation snapshot: everything that a function can mutate, saved to detect and undo mutations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 from coexec.base.tuning import tuning
 
 _LIBRARIES = ("builtins", "coexec", "keras", "numpy", "optree", "tensorflow", "tracer", "wrapt")
-_ITERATING = ("builtins", "numpy")  # modules whose iterators advance unseen; TensorFlow's are operations
+_ITERATING = ("builtins", "numpy")  # modules whose iterators advance undetected; TensorFlow's are operations
 _PLAIN = (bool, int, float, str, bytes)
 _MISSING = object()
 
@@ -30,7 +30,7 @@ class Place(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A reachable value, its name for messages, and whether it is the program's: libraries may mutate their own."""
+    """A reachable value, its name for messages, and whether the program owns it: libraries may mutate their own."""
 
     name: str
     value: Any
@@ -40,7 +40,7 @@ class Found(NamedTuple):
 class MutationSnapshot:
     """The Python state that a function can reach from its globals, closure, defaults and arguments.
 
-    Of Keras' and TensorFlow's objects only plain attributes count. Arrays are made read-only while this context is
+    Of Keras' and TensorFlow's objects it covers only plain attributes. Arrays are read-only while this context is
     entered; everything else is compared by `changed`.
     """
 
@@ -54,6 +54,7 @@ class MutationSnapshot:
         self._states = [place.read() for place in self._places]
 
     def _explore(self, roots: list[Any]) -> None:
+        """Collects what is reachable from the roots in `_places` and `_arrays`; may set `incomplete`."""
         self._places.clear()
         self._arrays.clear()
         self._seen: dict[int, Any] = {}  # keeps the values alive, so that ids stay unique
@@ -156,7 +157,7 @@ class MutationSnapshot:
         yield Found(f"attributes of {name or function.__name__}", function.__dict__)
 
     def _variable(self, title: str, namespace: dict[str, Any], name: str) -> Any:
-        """Adds a name of a module, bound or not; returns its value, or `_MISSING`."""
+        """Adds a module's variable, bound or not; returns its value, or `_MISSING`."""
         get, put = functools.partial(namespace.get, name, _MISSING), functools.partial(_put, namespace, name)
         self._places.append(Place(title, get, put))
         return get()
