@@ -1,4 +1,5 @@
-"""Takes the operations of a call that runs under `debug_nans`.
+"""Debug: finds the origin of NaNs.
 
-Gives an error at the first operation that makes a NaN or an infinity, and a script that runs this operation again.
+Takes the operations of a call that runs under `debug_nans`; raises an error at the first one that produces a NaN or an
+infinity, and writes a script that reruns it.
 """

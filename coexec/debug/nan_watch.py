@@ -1,4 +1,4 @@
-"""NaN watch: finds the operation, the line and the inputs that give the first NaN or infinity."""
+"""NaN watch: finds the operation, line and inputs that produce the first NaN or infinity."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _UNINITIALIZED = ("Empty", "TemporaryVariable")  # results are uninitialised mem
 
 
 class NonFiniteError(FloatingPointError):
-    """Raised under `coexec.debug_nans()` if an operation gives NaN, or infinity for finite inputs.
+    """Raised under `coexec.debug_nans()` if an operation returns NaN, or infinity for finite inputs.
 
-    It is a `FloatingPointError`, as Python and NumPy raise for failed arithmetic, and not an error of TensorFlow's:
-    programs catch those for reasons of their own, and this one must reach the person who is debugging.
+    It is a `FloatingPointError`, as Python and NumPy raise for failed arithmetic, and not a TensorFlow error: programs
+    may catch those, and this one must reach the user who is debugging.
 
     Attributes:
       op: the operation's type, such as "RealDiv".
       location: where the program issued it: `location.frames[0].line`.
       inputs: its inputs as arrays; None for a variable's handle.
       output: its output, or the new value of the variable that it wrote.
-      reproduction: the directory with the files that run the operation again, if `debug_nans` was given one.
+      reproduction: the directory with the files to rerun the operation, if `debug_nans` was given one.
     """
 
-    # Otherwise Keras would replace it by an error of another class, which names the layer.
+    # Otherwise Keras would replace it by an error of another class that names the layer.
     _keras_call_info_injected = True
 
     def __init__(
@@ -55,7 +55,7 @@ class NonFiniteError(FloatingPointError):
 
 
 class _Issued(NamedTuple):
-    """An operation, and the previous value of the variable that it works on, where that is needed."""
+    """An operation, and the previous value of its variable, if a reproduction would need it."""
 
     op: str
     given: tuple[Any, ...]
@@ -64,9 +64,9 @@ class _Issued(NamedTuple):
 
 
 class NanWatch:
-    """The handler of a call that runs operation by operation, and checks each result.
+    """Handler of a call that runs operation by operation; checks each result.
 
-    `directory`: where to write a reproduction of what it finds, if anywhere.
+    `directory`: where to write reproductions, if anywhere.
     """
 
     device: str | None = None  # operations that the program places on a device are checked, too
@@ -110,7 +110,7 @@ class NanWatch:
         return False
 
     def constant(self, value: Any, dtype: Any) -> Any:
-        """Makes a tensor of a Python value."""
+        """Returns a Python value as a tensor."""
         return intercept.make_constant(value, dtype)
 
     def index(self, index: tuple[tuple[int, ...], ...]) -> None:
@@ -121,12 +121,12 @@ class NanWatch:
         return function(*args, **kwargs)
 
     def aside(self, inputs: Any, run: Callable[[], Any]) -> Any:
-        """Runs code that is not to be watched."""
+        """Runs code unwatched."""
         with intercept.handling(None):
             return run()
 
     def _look(self, issued: _Issued, result: Any) -> None:
-        """Checks the float outputs of an operation, or the variable that it wrote."""
+        """Checks the float outputs of an operation, or the variable that it wrote; raises `NonFiniteError`."""
         op, given = issued.op, issued.given
         if op in _UNINITIALIZED:
             return
@@ -152,7 +152,7 @@ class NanWatch:
         inputs = [_as_array(value) for value in _flat(issued.given)]
         infinite = [i for i in inputs if i is not None and _is_float(i.dtype) and not np.isfinite(i).all()]
         if not nan and infinite:
-            return  # infinity was in the inputs, in a mask, say
+            return  # from an input, such as a mask
         location = Location(call_stack()[0], 0)
         kind = "NaN" if nan else "infinity"
         wrong = np.isnan(array) if nan else np.isinf(array)

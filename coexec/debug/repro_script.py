@@ -1,4 +1,4 @@
-"""Repro script: saves one operation so that plain TensorFlow can run it again in another process."""
+"""Repro script: one operation, saved so that plain TensorFlow can rerun it in another process."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ sys.exit(0 if wrong else 1)
 
 
 class Unwritable(Exception):
-    """Raised for an operation that only its own process can run; never reaches the user."""
+    """Raised for an operation that cannot run in another process; never reaches the user."""
 
 
 def write(
     directory: str, op: str, given: tuple[Any, ...], attrs: tuple[Any, ...], before: Any, message: list[str]
 ) -> str:
-    """Saves an operation in a new directory inside `directory`, and returns the path.
+    """Saves an operation to a new directory inside `directory`, and returns its path.
 
     `given` are its inputs, in lists where the operation takes lists; `before` is the previous value of the variable
-    behind its first input. Raises `Unwritable` if another process could not run it.
+    behind its first input. Raises `Unwritable` if another process could not run it, or `OSError`.
     """
     if signature_of(op) is None:
         raise Unwritable(f"{op} is a function")
@@ -131,6 +131,7 @@ def write(
 
 
 def _new_directory(directory: str, op: str) -> str:
+    """Creates the next numbered directory for an operation, and returns its path."""
     os.makedirs(directory, exist_ok=True)
     for number in itertools.count(1):
         path = os.path.join(directory, f"{number:03d}-{op}")
