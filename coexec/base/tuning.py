@@ -207,10 +207,8 @@ class Tuning:
     max_regions_once: int = 8  # of one function, with keys seen only once: a key may contain a message with a number
     max_region_changes: int = 16  # writes to its objects before a region is refused
     # A region's Python runs again after this many uses, then at intervals ten times as long, up to the second value.
-    # An MLP's step takes 0.2 ms if its four regions are skipped, and 35 if they run: every thousandth cost a sixth. A
-    # call in which they run takes two to four imperative ones: as the tenth, that was a third of what the nine before
-    # it had saved.
-    region_first_check: int = 32
+    # An MLP's step takes 0.2 ms if its four regions are skipped, and 35 if they run: every thousandth cost a sixth.
+    region_first_check: int = 10
     region_last_check: int = 4000
     # A refused region is tried again after this many calls, then at doubling intervals, up to the second value.
     region_first_retry: int = 2

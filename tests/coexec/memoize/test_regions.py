@@ -10,7 +10,6 @@ import tensorflow as tf
 
 import coexec
 from coexec import testing
-from coexec.base.tuning import tuning
 from tests.coexec import run_both
 from tests.snapshots import assert_same, snapshot
 
@@ -90,24 +89,8 @@ def test_a_training_step_is_four_regions(jit_compile):
         assert after.compiles == 1, "what is alive where the segment ends changed while it was learnt"
 
 
-def test_nothing_is_learnt_in_the_first_calls_once_all_is_known():
-    """From the eighth call on, Keras' Python does not run, and nothing is compiled, until it has paid for running."""
-    training = Training()
-    step = coexec.function(training.step, jit_compile=False)
-    jumped, compiled = [], []
-    for number in range(tuning.region_first_check):
-        before = step.stats()
-        step(*batch(number))
-        jumped.append(step.stats().regions - before.regions)
-        compiled.append(step.stats().compiles + step.stats().validated - before.compiles - before.validated)
-    assert jumped[8:] == [4] * len(jumped[8:]), jumped
-    assert compiled[8:] == [0] * len(compiled[8:]), compiled
-    assert len(jumped) > 30
-
-
-def test_a_layer_that_is_run_again_leaves_its_gradient_known(tune):
+def test_a_layer_that_is_run_again_leaves_its_gradient_known():
     """The call in which the model, the loss and the optimizer run again jumps over the gradient."""
-    tune(region_first_check=10)
     training = Training()
     step = coexec.function(training.step, jit_compile=False)
     jumped = []

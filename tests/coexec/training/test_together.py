@@ -74,7 +74,7 @@ def assert_together(model, steps, phase="train"):
     assert execution.together >= 4, execution.explain()
     assert stats.calls < steps / 2, execution.explain()
     assert stats.launches < steps / 2
-    assert stats.regions > steps / 4
+    assert stats.regions > steps / 3
 
 
 def assert_alone(model, steps):
