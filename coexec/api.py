@@ -23,6 +23,9 @@ from coexec.dispatch.input_signature import with_signature
 from coexec.dispatch.padding import Dynamic
 from coexec.export.export import refuse, to_tf_function
 from coexec.memoize.door import with_doors
+from coexec.reporting.compiler_ir import IR
+from coexec.reporting.cost import Cost
+from coexec.reporting.segments import Segments, segments_of
 from tracer import library
 from tracer.errors import Refused
 from tracer.forms import forms_of, has_source
@@ -171,6 +174,37 @@ class Function:
         clock that decides whether following pays: of the last calls, and of some that it lets run plainly.
         """
         return self._controller.explain()
+
+    def segments(self) -> Segments:
+        """Returns the segments that the last followed call launched, in order; `print()` shows a line for each.
+
+        Each is printable, too, operation by operation, and has `backend`, `operations`, `launches`, `nodes` (of the
+        trace graph), `ir()` and `cost()`. There are none before the second call.
+        """
+        return segments_of(self._controller.name, self._controller.ran)
+
+    def ir(self, stage: Literal["stablehlo", "hlo", "optimized_hlo"] = "stablehlo") -> IR:
+        """Returns what XLA is given for the segments of the last followed call, or makes of them, as text.
+
+        Segments that run as TensorFlow graphs are shown as XLA would get them. Calls do not use what this compiles.
+
+        Args:
+          stage: "stablehlo" or "hlo", before XLA's passes, or "optimized_hlo", after them: that takes as long as XLA's
+            compilation.
+
+        Raises:
+          ValueError: if there is no such stage, or no call has been followed yet.
+          NotImplementedError: if XLA can compile none of the segments; the message says why.
+        """
+        return self.segments().ir(stage)
+
+    def cost(self) -> Cost:
+        """Returns what the operations of the last followed call take, estimated from shapes: arithmetic and memory.
+
+        `operations`, `flops`, `bytes_accessed`, `bytes_transferred` and `memory` are numbers; `print()` shows them with
+        the kinds of operations that take most. Times are measured, and in `explain()`.
+        """
+        return self.segments().cost()
 
     def clear(self) -> None:
         """Drops the trace graph, memoized calls and executables; the next call records again."""

@@ -50,6 +50,7 @@ COEXEC = [
     ["debug"],
     ["dispatch"],
     ["export"],
+    ["reporting"],
     ["api"],
     ["training"],
     ["__init__", "testing"],

@@ -31,6 +31,7 @@ Relies on TensorFlow 2.21; `tests/tracer/test_private.py` pins what each part mu
 * `Graph._distribution_strategy_stack`: the strategies in scope.
 * `Context._initialized`, `Context._context_devices`: whether TensorFlow has discovered its devices, as it does for its
   first operation, and which.
+* `Context.get_compiler_ir`: XLA's program for a registered function, given arguments, by stage.
 * `is_op_determinism_enabled`: whether runs must be bitwise reproducible.
 * `pywrap_tf_session`: TensorFlow reads `TF_XLA_FLAGS` once, when one of those flags is first queried.
 * Abseil's `SetMinLogLevel`, exported by TensorFlow's library: the level from which C++ messages are printed.
@@ -94,8 +95,8 @@ injecting_code = next(c for c in inject_argument_info.__code__.co_consts if insp
 
 __all__ = [
     "CompositeTensor", "EagerTensor", "FuncRegistry", "KerasNode", "KerasVariable", "ResourceVariable", "Trackable",
-    "binary_assert", "config_pb2", "constant_op", "context", "core", "cpp_shape_inference_pb2", "func_graph",
-    "function_pb2", "functions_of_dataset", "gen_resource_variable_ops", "global_state", "gradient_code",
+    "binary_assert", "compiler_ir_of", "config_pb2", "constant_op", "context", "core", "cpp_shape_inference_pb2",
+    "func_graph", "function_pb2", "functions_of_dataset", "gen_resource_variable_ops", "global_state", "gradient_code",
     "handle_data_util", "inject_argument_info", "injecting_code", "is_op_determinism_enabled", "is_resource_variable",
     "keras_config", "keras_losses", "keras_numpy", "keras_tracking", "node_def_pb2", "op_def_library",
     "op_def_registry", "ops", "plain_assert", "pywrap_tf_session", "pywrap_tfe", "quiet", "record", "tensor_shape_pb2",
@@ -162,3 +163,10 @@ def functions_of_dataset(dataset: Any) -> list[Any]:
     """Returns the functions that a dataset and its inputs run for their elements, recursively."""
     found = [wrapper.function for wrapper in dataset._functions()]
     return found + [function for part in dataset._inputs() for function in functions_of_dataset(part)]
+
+
+def compiler_ir_of(ctx: Any, name: str, given: list[Any], stage: str) -> str:
+    """Returns XLA's program for a registered function and arguments of these shapes; `stage` is one of TensorFlow's."""
+    device = ctx.device_name or tf.zeros([]).device
+    text: bytes = ctx.get_compiler_ir(device, None, name, given, [], stage)
+    return text.decode()

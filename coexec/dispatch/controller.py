@@ -73,6 +73,7 @@ class Controller:
         self.ahead = False  # whether the last launch of a call may outlive it
         self._under_way: LateLaunch | None = None
         self.whole = 0, 0  # regions and operations of the last call, if it consisted of regions only
+        self.ran: list[Step] = []  # where the segments of the last followed call end
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the function once: recorded, followed or imperatively; only the speed differs."""
@@ -248,6 +249,7 @@ class Controller:
             self.graph, self.segments, self.ledger, options, self._call_site, self.control, self._under_way
         )
         self._under_way = None
+        self.ran = following.ran
         finished = False
         compiles, validated = self.ledger.counts["compiles"], self.ledger.counts["validated"]
         began = time.perf_counter()
@@ -370,7 +372,7 @@ class Controller:
             self.known_calls.clear()
             if self.control is not None:
                 self.control.clear()
-            self.graph = TraceGraph(self.name)
+            self.graph, self.ran = TraceGraph(self.name), []
             self.account, self.sizes = Profitability(), ShapePolicy()
 
 

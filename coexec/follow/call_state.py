@@ -167,6 +167,7 @@ class CallState:
         "options",
         "owner",
         "phase",
+        "ran",
         "recorder",
         "refused",
         "regions",
@@ -212,6 +213,7 @@ class CallState:
         self.notes: dict[Step, Any] = {}  # the same for Keras' additions to errors
         self.regions = self.jumped = 0  # library calls that were skipped, and their operations
         self.launched = self.replayed = 0  # segments run as a whole, and operation by operation
+        self.ran: list[Step] = []  # the last steps of both, in order
         self.flight: tuple[Step, AsyncLaunch] | None = None  # the async launch, and up to which step
         self.trial: TimedCall | None = None  # what the call is timed for
         self.budget = Budget()

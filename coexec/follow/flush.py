@@ -194,6 +194,7 @@ def carry_out(run: CallState, last: Step, awaited: Step | None = None) -> None:
             with tf.init_scope(), tf.device(run.device):
                 launched = run.segments.run(pending, run.options)
         _end(run, pending)
+        run.ran.append(last)
         run.launched, run.replayed = run.launched + launched, run.replayed + (not launched)
     except Exception as error:
         if run.options.strict or not absorbs(error):

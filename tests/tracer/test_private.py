@@ -23,6 +23,7 @@ from tracer.private import (
     ResourceVariable,
     Trackable,
     binary_assert,
+    compiler_ir_of,
     config_pb2,
     constant_op,
     context,
@@ -423,6 +424,18 @@ def test_a_function_is_launched_by_name_until_it_is_removed():
     assert not ctx.has_function(name.encode())
     with pytest.raises((core._NotOkStatusException, tf.errors.OpError)):
         launch(name)
+
+
+@pytest.mark.parametrize("stage", ["stablehlo", "hlo", "optimized_hlo"])
+def test_what_xla_makes_of_a_registered_function(stage):
+    """`get_compiler_ir` takes a device, a name, tensors and a stage; the function need not ask for XLA."""
+    ctx, name = context.context(), f"test_private_{stage}"
+    registered(name)
+    text = compiler_ir_of(ctx, name, [tf.zeros([2])], stage)
+    assert text.startswith(("module @", "#loc", "HloModule "))
+    assert name in text
+    assert ("stablehlo." in text) == (stage == "stablehlo")
+    ctx.remove_function(name)
 
 
 def test_grappler_can_be_switched_off():
