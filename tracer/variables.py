@@ -4,11 +4,15 @@ Using a `tf.Variable` in an operation with a tensor (`x @ kernel + bias`) takes 
 read it, 10 of them around the operation. If the thread's handler expects the read next, it takes 3.
 
 Relies on what `value` and `_read_variable_op` do: notify tapes, set `_variable_read`, and issue `ReadVariableOp`.
+
+Custom gradients find the variables that they depend on by a watcher, which is notified of each access, on tapes or not.
+Whoever skips accesses notifies the watchers instead (`notify_watchers`).
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -68,6 +72,17 @@ def _tell(variable: Any, handler: Handler) -> None:
         pywrap_tfe.TFE_Py_VariableWatcherVariableAccessed(variable)
 
 
+# Ids of the watchers in force, on any thread: while there are none, which is most of the time, nobody is notified.
+_watchers: set[int] = set()
+
+
+def notify_watchers(variables: Iterable[Any]) -> None:
+    """Notifies this thread's watchers that trainable variables have been accessed."""
+    if _watchers:
+        for variable in variables:
+            pywrap_tfe.TFE_Py_VariableWatcherVariableAccessed(variable)
+
+
 def product(handler: Handler, a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> Any:
     """Returns the product of two tensors, as matrices or batches of them, if the handler expects it next; else None."""
     attrs: tuple[Any, ...]
@@ -98,12 +113,35 @@ def _answered(read: Any) -> Any:
     return reading
 
 
+def _opening(new: Any) -> Any:
+    @passes
+    @functools.wraps(new)
+    def opening() -> Any:
+        watcher = new()
+        _watchers.add(id(watcher))
+        return watcher
+
+    return opening
+
+
+def _closing(remove: Any) -> Any:
+    @passes
+    @functools.wraps(remove)
+    def closing(watcher: Any) -> None:
+        remove(watcher)
+        _watchers.discard(id(watcher))
+
+    return closing
+
+
 _hooks = hooks.HookSet(
     __name__,
-    "`ResourceVariable.value`, `_read_variable_op`",
-    "a handler that knows the read answers it before TensorFlow prepares it",
+    "`ResourceVariable.value`, `_read_variable_op`; `TFE_Py_VariableWatcherNew`, `TFE_Py_VariableWatcherRemove`",
+    "a handler that knows the read answers it before TensorFlow prepares it; skipped reads count for custom gradients",
     hooks.PROCESS,
 )
 for _name in ("value", "_read_variable_op"):
     _hooks.add(ResourceVariable, _name, _answered(getattr(ResourceVariable, _name)))
+_hooks.add(pywrap_tfe, "TFE_Py_VariableWatcherNew", _opening(pywrap_tfe.TFE_Py_VariableWatcherNew))
+_hooks.add(pywrap_tfe, "TFE_Py_VariableWatcherRemove", _closing(pywrap_tfe.TFE_Py_VariableWatcherRemove))
 _hooks.hold()

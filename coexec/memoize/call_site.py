@@ -35,6 +35,7 @@ from tracer.library import Surroundings, call_context, gradient, is_pure, layer_
 from tracer.location import CAUGHT, call_stack, fate, place_of, user_frames
 from tracer.private import EagerTensor
 from tracer.spec import RESOURCE
+from tracer.variables import notify_watchers
 
 _new = LazyTensor.__new__
 
@@ -419,6 +420,8 @@ class CallSites:
             (call_context() or {}).update(region.context)  # not None: it is part of the key
         if region.notes:
             run.add_notes(region.notes)
+        if region.accessed:
+            notify_watchers(region.accessed)
         if region.gives_nothing and not (region.recorded or region.end.pause or function is gradient):
             return None
         made: dict[int, Any] = {}

@@ -64,7 +64,7 @@ class Region(Watcher):
         self.made: list[tuple[int, Output]] = []  # those tensors, except arguments
         self.gives_nothing = False  # returns None, like an assertion
         self.recorded: list[Step] = []  # steps recorded by tapes
-        self.accessed: list[Any] = []  # variables reported to tapes
+        self.accessed: list[Any] = []  # trainable variables reported to tapes and watchers
         self.gradients: weakref.WeakSet[Region] = weakref.WeakSet()  # gradients whose keys include this region
         self.interior: list[int] = []  # tensors held by tapes only
         self.places: list[int | None] = []  # the arguments' slots, where the segment knew them before

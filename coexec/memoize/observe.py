@@ -145,7 +145,7 @@ class Observation:
         if reason is None and not in_one and not self._heard:
             reason = "its operations are not followed in one go"
         if alone and tape_is_empty():
-            self._recorded, self._accessed = [], []  # its own tapes are private
+            self._recorded = []  # its own tapes are private
         elif reason is None and tapes.touched and not self._gradient:
             reason = "it works on tapes itself"
         if reason is None:

@@ -24,6 +24,7 @@ from tracer.lazy import unwrap
 from tracer.op import signature_of
 from tracer.private import context, op_def_library, pywrap_tfe, record
 from tracer.spec import Spec
+from tracer.variables import notify_watchers
 
 
 def record_reads(arguments: list[Any], given: list[Any]) -> None:
@@ -33,6 +34,11 @@ def record_reads(arguments: list[Any], given: list[Any]) -> None:
             if held.variable.trainable:
                 pywrap_tfe.TFE_Py_TapeVariableAccessed(held.variable)
             record.record_operation("ReadVariableOp", [value], [held.handle], lambda back: [back], lambda to: [to])
+
+
+def notify_of_reads(arguments: list[Any]) -> None:
+    """Notifies watchers of the variables that a branch or loop reads."""
+    notify_watchers([v.variable for v in arguments if type(v) is VariableRead and v.variable.trainable])
 
 
 class BranchVjp:

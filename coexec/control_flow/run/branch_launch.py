@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from coexec.control_flow.grad.block_vjp import vjps_of
-from coexec.control_flow.grad.tape_records import BranchVjp, record_reads
+from coexec.control_flow.grad.tape_records import BranchVjp, notify_of_reads, record_reads
 from coexec.control_flow.run.frames import (
     Exit,
     answer_at_once,
@@ -151,6 +151,7 @@ def run_block(
         run.flush()
         if results[len(staged.specs) - 1].truth():
             return None
+    notify_of_reads(arguments)
     if vjp is not None and not tape_is_empty():
         record_reads(arguments, given)
         vjp.record(run, given, results)

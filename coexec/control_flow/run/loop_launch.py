@@ -12,7 +12,7 @@ from coexec.base.tuning import tuning
 from coexec.control_flow.grad.iteration_records import IterationRecords, unstacked
 from coexec.control_flow.grad.iteration_vjp import IterationVjp
 from coexec.control_flow.grad.loop_vjp import LoopVjp
-from coexec.control_flow.grad.tape_records import SavedStates, record_loop, record_reads
+from coexec.control_flow.grad.tape_records import SavedStates, notify_of_reads, record_loop, record_reads
 from coexec.control_flow.trace.list_buffers import GrowingList
 from coexec.control_flow.trace.read_guards import VariableRead
 from coexec.control_flow.trace.while_loops import TracedLoop
@@ -64,7 +64,9 @@ class LoopRun:
         return self.goes_on and any(2 * int(count.resolve()) > room for count, room in zip(counts, rooms, strict=True))
 
     def record(self) -> None:
-        """Records the iterations on tapes."""
+        """Records the iterations on tapes, and their reads with watchers."""
+        if self.count:
+            notify_of_reads(self._arguments)
         if self.vjp is not None and self.count:
             record_reads(self._arguments, self._given)
             if isinstance(self.vjp, IterationVjp):
