@@ -6,11 +6,9 @@ exception table since 3.11 (relies on `dis._parse_exception_table`), by `SETUP_F
 
 from __future__ import annotations
 
-import bisect
 import builtins
 import dis
 import functools
-import operator
 from contextlib import redirect_stdout
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple
@@ -75,9 +73,12 @@ def guard_of(code: CodeType, offset: int, namespace: dict[str, Any], trusted: bo
 
     More exact than `is_guarded`. With `trusted`, `finally` clauses of this code are taken to be harmless.
     """
-    instructions, entries, position = _disassembled(code)
+    entries = _exception_table(code)
     if entries is None or not readable:
         return is_guarded(code, offset, namespace)
+    if not any(e.start <= offset < e.end for e in entries):
+        return False  # most code: disassembling all of it would take most of a first call
+    instructions, entries, position = _disassembled(code)
     leaves: list[tuple[int, frozenset[str]]] = []
     cleanups: list[Cleanup] = []
     seen = set()
@@ -192,20 +193,34 @@ def start_of(code: CodeType, offset: int) -> int:
     Since 3.11 a frame that calls Python from a specialised instruction is at the last of its cache entries, and on 3.11
     a call is at either of its two instructions; under a profile hook nothing is specialised.
     """
-    instructions, _, position = _disassembled(code)
-    at = position.get(offset)
-    if at is None:
-        at = bisect.bisect(instructions, offset, key=operator.attrgetter("offset")) - 1
-    return int(instructions[at + (instructions[at].opname == "PRECALL")].offset)
+    codes = code.co_code  # as it was before specialisation, caches included
+    at = offset
+    while at and codes[at] == _CACHE:
+        at -= 2
+    if codes[at] == _PRECALL:
+        at += 2
+        while codes[at] == _CACHE:
+            at += 2
+    return at
 
 
-@functools.lru_cache(maxsize=32)  # called for every operation; disassembly takes 0.1 ms per line
+_CACHE = dis.opmap.get("CACHE", -1)
+_PRECALL = dis.opmap.get("PRECALL", -1)
+
+
+@functools.lru_cache(maxsize=4096)
+def _exception_table(code: CodeType) -> list[Any] | None:
+    """Returns the exception table of `code`; None before 3.11."""
+    parse = getattr(dis, "_parse_exception_table", None)
+    return None if parse is None else parse(code)
+
+
+@functools.lru_cache(maxsize=256)  # called for operations inside a `try` or `with`; it takes 0.1 ms per line
 def _disassembled(code: CodeType) -> tuple[list[Any], Any, dict[int, int]]:
     """Returns the instructions of `code`, its exception table (None before 3.11), and instruction indexes by offset."""
-    parse = getattr(dis, "_parse_exception_table", None)
     instructions = list(dis.get_instructions(code))
     position = {instruction.offset: n for n, instruction in enumerate(instructions)}
-    return instructions, None if parse is None else parse(code), position
+    return instructions, _exception_table(code), position
 
 
 _JUMPS = frozenset(dis.hasjrel + dis.hasjabs)

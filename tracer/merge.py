@@ -9,6 +9,18 @@ from tracer.rebuild import RESERVED, infer_outputs
 from tracer.seeds import are_fed
 from tracer.trace import Trace
 
+# Operations whose results have shapes that follow from the shapes of their inputs and from attributes, whatever the
+# values. Of these, recorded shapes are known to be right: TensorFlow's shape functions take 0.1 ms for an operation.
+SHAPED_BY_SHAPES = frozenset(
+    {"Abs", "Add", "AddN", "AddV2", "BatchMatMulV2", "BiasAdd", "BiasAddGrad", "Cast", "Ceil", "Cos", "Div",
+     "DivNoNan", "Elu", "EluGrad", "Erf", "Exp", "Expm1", "Floor", "FloorDiv", "FloorMod", "Greater", "GreaterEqual",
+     "Identity", "IsFinite", "IsNan", "L2Loss", "LeakyRelu", "LeakyReluGrad", "Less", "LessEqual", "Log", "Log1p",
+     "LogSoftmax", "LogicalAnd", "LogicalNot", "LogicalOr", "MatMul", "Maximum", "Minimum", "Mul", "MulNoNan", "Neg",
+     "OnesLike", "Pow", "PreventGradient", "ReadVariableOp", "RealDiv", "Reciprocal", "Relu", "Relu6", "Relu6Grad",
+     "ReluGrad", "Rsqrt", "RsqrtGrad", "SelectV2", "Sigmoid", "SigmoidGrad", "Sign", "Sin", "Softmax", "Softplus",
+     "SoftplusGrad", "Sqrt", "SqrtGrad", "Square", "SquaredDifference", "Sub", "Tanh", "TanhGrad", "ZerosLike"}
+)  # fmt: skip
+
 
 def merge(graph: TraceGraph, trace: Trace) -> None:
     """Adds the op calls of a trace to the graph as nodes, variants of known nodes, and edges in their order."""
@@ -59,7 +71,8 @@ def add_variant(node: Node, call: OpCall) -> None:
     node.host = refusal(call.op, call.parts, call.outputs)  # the dtypes may differ from the first call's
     if node.host is not None:
         return
-    if call.outputs and not all(v is not None for v in call.values):
+    known = call.op in SHAPED_BY_SHAPES or all(v is not None for v in call.values)
+    if call.outputs and not known:
         specs = infer_outputs(call.op, call.entry, call.attrs, call.parts)
         if specs is None:
             node.host = "TensorFlow cannot put it into a graph"

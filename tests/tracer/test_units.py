@@ -19,6 +19,7 @@ from tracer import spec as spec_module
 from tracer.guards import is_guarded
 from tracer.inputs import input_enum
 from tracer.location import Frame, Location, add_library, call_stack, mark_entry
+from tracer.merge import SHAPED_BY_SHAPES
 from tracer.op import Const, copied_attrs, freeze, signature_of
 from tracer.private import node_def_pb2, op_def_library
 from tracer.rebuild import infer_outputs
@@ -481,3 +482,30 @@ def test_attributes_are_what_tensorflow_makes_of_them():
         assert nodedef._attr_value(value, kind, "name") == op_def_library.value_to_attr_value(value, kind, "name")
     with pytest.raises(TypeError):
         nodedef._attr_value("1", "int", "name")
+
+
+@pytest.mark.parametrize("op", sorted(SHAPED_BY_SHAPES))
+def test_operations_said_to_be_shaped_by_shapes_are(op):
+    """TensorFlow's shape function knows the shapes of all results if it knows no value."""
+    signature = signature_of(op)
+    assert signature is not None
+    assert op == "ReadVariableOp" or not signature.stateful
+    if op == "ReadVariableOp":
+        variable = tf.Variable(tf.ones([2, 3]))
+        parts, attrs = (spec_of(variable.handle),), ("dtype", FLOAT)
+    else:
+        rows = {"BiasAdd": (4,)}.get(op, (2, 4))
+        kinds = [tf.bool] * 3 if op.startswith("Logical") else [tf.bool, tf.float32, tf.float32]
+        kinds = kinds if op.startswith(("Logical", "Select")) else [tf.float32] * 3
+        shapes = {"MatMul": [(2, 4), (4, 5)], "BatchMatMulV2": [(3, 2, 4), (4, 5)], "AddN": [(2, 4)]}
+        shapes = shapes.get(op, [(2, 4), rows, (2, 4)])
+        count = len(signature.inputs)
+        parts = tuple(intern_spec(k.as_datatype_enum, s) for k, s in zip(kinds[:count], shapes[:count], strict=True))
+        attrs = ()
+        if op == "AddN":
+            parts, attrs = ((parts[0], parts[0]),), ("N", 2, "T", FLOAT)
+        elif op == "Cast":
+            attrs = ("SrcT", FLOAT, "DstT", INT)
+    specs = infer_outputs(op, "fast", attrs, parts)
+    assert specs
+    assert None not in specs
