@@ -29,6 +29,8 @@ class Tapes:
         self._owner = threading.get_ident()
         self.foreign = not tape_is_empty()  # whether tapes from outside the call record, too
         self.known: list[Any] = []  # every tape that was opened in this call, in order
+        # Those with records of a library call that was learnt in this call: once it is known, these are one record.
+        self.unsettled: set[int] = set()
         self._numbers: dict[int, int] = {}  # indices in `known`, by id
         self.active: tuple[int, ...] = ()
         self.entries: list[Any] = []

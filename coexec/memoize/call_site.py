@@ -162,6 +162,8 @@ class CallSites:
         if region.visits == 1 and self._known.calls > tuning.calls_learnt_at_once:
             if not self._known.variants.of(region, arguments.anchors, call_stack()[0]):
                 return self._run_plainly(function, args, kwargs)
+        if function is gradient and self._number in tapes.unsettled and not run.options.validating:
+            return self._run_plainly(function, args, kwargs)  # its key will be another one in the next call
         if run.budget.left <= 0.0:
             self._tell(function, "learning has taken long enough in this call: what is left is learnt in later ones")
             return self._run_plainly(function, args, kwargs)

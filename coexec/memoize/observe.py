@@ -56,6 +56,7 @@ class Observation:
         self._elders = known.variants.of(region, arguments.anchors, call_stack()[0])
         self._heard: HeardCalls | None = None  # of a gradient with backward functions on its tape
         self._watched: set[int] | None = None  # ids of the observed objects, in a region's first run
+        self._lightly = False  # whether it only has to agree with the run before, whose calls were seen
 
     def call(self, kwargs: dict[str, Any], tell: Callable[[str], None]) -> Any:
         """Makes the call, and stores in the region what it did; `tell` is passed the reason if it is not memoized."""
@@ -74,22 +75,26 @@ class Observation:
         tapes.catch_up()
         first = len(tapes.entries)
         run.observe()
+        around = tapes.around
+        self._lightly = self._is_certain(around)
         proof: Any = None
-        if region.helper is not None:
+        if self._lightly:
+            pass
+        elif region.helper is not None:
             proof = Watch(original_of)
         elif not self._gradient:
             proof = PurityProof(region.function, arguments.anchors)
-        effects = Effects(roots, self._give_up, proof)
+        effects = Effects(roots, self._give_up, proof, self._lightly)
         held, given = region.premises is None or region.premises.hold(), containers_in(self._given)
         if not held:  # then a disagreement is no finding
             region.confirmed = 0
         self._context = dict(call_context() or {})
-        around = tapes.around
         if self._gradient and isinstance(around, BackwardCalls):
             self._heard = around.heard = HeardCalls(run, effects.averted, self._entries)
         began, result = False, _NONE
         try:
-            with seeds.listing() as drawn, handling(Unwatched(run, run, effects.averted)), effects:
+            handler = run if self._lightly else Unwatched(run, run, effects.averted)
+            with seeds.listing() as drawn, handling(handler), effects:
                 began = True
                 if self._heard is not None:
                     self._heard.drawn = drawn
@@ -122,6 +127,19 @@ class Observation:
                 raise
         return result
 
+    def _is_certain(self, around: Any) -> bool:
+        """Returns whether the call is known to run no code but what it ran in the run before, in which all was seen.
+
+        That is so for a library's code while its guards hold, by which it would be skipped, too. Later reruns see the
+        calls again, as they are for what no guard can tell.
+        """
+        region = self._region
+        if region.confirmed == 0 or region.reads is None or region.premises is not None or region.helper is not None:
+            return False
+        if self._run.options.validating or region.uses > tuning.region_first_check or isinstance(around, BackwardCalls):
+            return False
+        return region.reads.hold()
+
     def _give_way(self, error: Exception, effects: Effects) -> None:
         """Cleans up after a run during which the runtime failed."""
         self._region.refuse(f"the runtime failed: {error}", for_long=True)
@@ -150,14 +168,18 @@ class Observation:
             reason = "it works on tapes itself"
         if reason is None:
             try:
+                own = effects.held
                 if proof is not None:
                     self._rest_on(proof, held, given, result)
                     own = effects.held | proof.premises.tensors
+                if not self._gradient:
                     if any(id(v) in own for v in arguments.tensors):  # ambiguous which of the two an operation takes
                         raise CannotMemoize("it holds a tensor that it is given")
                 with run.lock:
                     if self._heard:
                         self._fill_parts(self._heard, result, effects.read)
+                    elif self._lightly:
+                        self._fill(result, {id(arguments.tensors[number]) for number, _ in region.read}, drawn)
                     else:
                         self._fill(result, effects.read, drawn)
                     self._record_as_one(first)
@@ -166,8 +188,13 @@ class Observation:
         if reason is None:
             watch(effects.objects, region)
             # After that, as it may set hooks on classes.
-            known = region.confirmed > 1
-            region.reads = LibraryReads(effects.roots, effects.ran.values(), effects.contents) if known else None
+            if self._lightly:
+                if region.confirmed < 2:  # it disagreed, so that nothing is known of the code that it ran
+                    region.reads = None
+            elif region.confirmed > 1 or region.premises is None:
+                region.reads = LibraryReads(effects.roots, effects.ran.values(), effects.contents)
+            else:
+                region.reads = None
         else:
             # It will most likely run user code again, and observing prevents library calls inside from being skipped.
             region.refuse(reason, effects.runs_user_code)
@@ -262,6 +289,8 @@ class Observation:
             region.confirmed, region.interior = 2, sorted({*interior, *interior_of(twin, region)})
         if region.confirmed > 1:
             self._elders.confirmed(region)
+        if region.confirmed == 1 and self._recorded:
+            run.tapes.unsettled.update(run.tapes.active)
         self._compare(before, agreed)
 
     def _compare(self, before: int, agreed: bool) -> None:

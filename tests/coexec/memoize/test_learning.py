@@ -6,9 +6,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras.src.layers.core import dense as dense_module
 
 import coexec
-from coexec.base.tuning import tuning
+from coexec.base.tuning import tuned, tuning
 from coexec.memoize import entry
 from coexec.memoize.observe import Observation
 from tracer.library import gradient, layer_call
@@ -85,3 +86,84 @@ def test_on_ever_new_paths_calls_are_learnt_when_they_come_again(observed):
         np.testing.assert_allclose(step(X, 29), plain(X, 29), rtol=1e-6)
     assert step.stats().regions > before, step.explain()
     assert sum(observed.values()) <= tuning.calls_learnt_at_once + 2
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """The observed runs of each function, in order: whether they were light."""
+    found = collections.defaultdict(list)
+    original = Observation.call
+
+    def call(self, kwargs, tell):
+        try:
+            return original(self, kwargs, tell)
+        finally:
+            found[self._region.function].append(self._lightly)
+
+    monkeypatch.setattr(Observation, "call", call)
+    return found
+
+
+def test_a_second_run_need_not_be_seen_in_full(runs):
+    """It runs the code of the first, as long as the guards of the first hold. The first rerun is like it."""
+    with tuned(region_first_check=4):
+        assert run_training(60) > 80
+    assert runs[layer_call][1:4] == [False, True, True]  # in the first run a layer that is new does something else
+    assert False in runs[layer_call][4:]  # later reruns see everything again
+
+
+def test_a_gradient_waits_for_the_calls_on_its_tape(runs):
+    """In the call in which they are learnt its key is another than in later ones."""
+    assert run_training(8) > 6
+    assert runs[gradient] == [False, True]
+
+
+def replace(what, patch, dense, heard):
+    """Replaces some code that the layer runs by code that is heard."""
+
+    def louder(original):
+        return lambda *args, **kwargs: (heard.append(1), original(*args, **kwargs))[1]
+
+    if what == "class":
+        patch.setattr(keras.layers.Dense, "call", louder(keras.layers.Dense.call))
+    elif what == "instance":
+        dense.activation = louder(dense.activation)
+    elif what == "module":
+        patch.setattr(dense_module, "ops", Spy(dense_module.ops, heard))
+    else:
+        patch.setattr(dense_module.ops, "matmul", louder(dense_module.ops.matmul))
+
+
+@pytest.mark.parametrize("moment", range(1, 8))
+@pytest.mark.parametrize("what", ["class", "instance", "module", "function of the module"])
+def test_code_that_is_replaced_while_a_call_is_learnt_runs_each_time(monkeypatch, moment, what):
+    """Whichever call it is replaced before, its effects are those of eager TensorFlow."""
+
+    def run(decorate):
+        keras.utils.set_random_seed(1)
+        dense, heard, found = keras.layers.Dense(2, activation="relu"), [], []
+        dense.build((None, 3))
+        step = decorate(lambda x: dense(x))
+        with monkeypatch.context() as patch:
+            for n in range(12):
+                if n == moment:
+                    replace(what, patch, dense, heard)
+                found.append(step(X + float(n)).numpy())
+        return found, heard
+
+    eager, followed = run(lambda f: f), run(coexec.function)
+    np.testing.assert_allclose(eager[0], followed[0], rtol=1e-6)
+    assert eager[1] == followed[1]
+    assert len(eager[1]) >= 12 - moment
+
+
+class Spy:
+    """Stands for a module, and hears what is asked of it."""
+
+    def __init__(self, module, heard):
+        self._module, self._heard = module, heard
+
+    def __getattr__(self, name):
+        if name == "matmul":
+            self._heard.append(1)
+        return getattr(self._module, name)
