@@ -16,6 +16,7 @@ import tensorflow as tf
 from coexec.base import fork, modes
 from coexec.base.causes import Kind, Tally
 from coexec.base.explanation import Explanation, explained
+from coexec.base.old_generation import hand_over
 from coexec.base.options import Divergence, Options
 from coexec.base.stats import EventLog
 from coexec.base.tuning import tuning
@@ -282,6 +283,8 @@ class Controller:
                 compiled = (compiles, validated) != (counts["compiles"], counts["validated"])
                 known = not following.cursor.adopted and following.recorder is None and not compiled
                 self.account.timed(seconds, known)
+                if not known:
+                    hand_over()
                 if following.divergence is not None:
                     following.divergence.seconds += seconds
                 if following.trial is not None:
@@ -360,6 +363,7 @@ class Controller:
         self.ledger.count(ops_recorded=len(trace.calls))
         with self._lock, intercept.handling(None):
             merge(self.graph, trace)
+        hand_over()
 
     def explain(self) -> Explanation:
         """Returns what the calls cost, with the causes."""

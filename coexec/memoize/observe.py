@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from coexec.base.old_generation import hand_over
 from coexec.base.tuning import tuning
 from coexec.follow.follower import Follower
 from coexec.follow.unwatched import Unwatched
@@ -117,6 +118,7 @@ class Observation:
         try:
             self._recorded, self._accessed = run.observed()
             self._conclude(result, effects, drawn, ended, alone, first, proof, held, given)
+            hand_over()
             if self.remark is not None:
                 tell(self.remark)
         except Exception as error:

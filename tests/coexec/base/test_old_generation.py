@@ -1,0 +1,83 @@
+"""What is learnt goes to the oldest generation, uncounted, and garbage does not."""
+
+import gc
+import itertools
+import weakref
+
+import pytest
+
+from coexec.base import old_generation
+from coexec.base.old_generation import hand_over
+from coexec.base.tuning import tuned
+
+
+class Thing:
+    """Has a reference to itself, so that only the collector can free it."""
+
+    def __init__(self):
+        self.itself = self
+
+
+@pytest.fixture(autouse=True)
+def first_time(monkeypatch):
+    """As if nothing had been handed over in this process, nor frozen, as it is around all tests."""
+    monkeypatch.setattr(old_generation, "_times", itertools.count())
+    enabled, frozen = gc.isenabled(), gc.get_freeze_count()
+    gc.enable()
+    gc.unfreeze()
+    yield
+    (gc.enable if enabled else gc.disable)()
+    if frozen:
+        gc.freeze()
+
+
+def is_old(thing):
+    return any(each is thing for each in gc.get_objects(2))
+
+
+def test_what_is_alive_becomes_old_at_once():
+    thing = Thing()
+    assert not is_old(thing)
+    hand_over()
+    assert is_old(thing)
+    assert gc.get_freeze_count() == 0
+
+
+def test_young_garbage_is_collected_first():
+    gone = weakref.ref(Thing())
+    hand_over()
+    assert gone() is None
+
+
+def test_old_garbage_is_still_found():
+    thing = Thing()
+    hand_over()
+    gone = weakref.ref(thing)
+    del thing
+    gc.collect()
+    assert gone() is None
+
+
+def test_it_keeps_out_of_what_the_program_manages():
+    """It has frozen objects, or disabled the collector."""
+    thing = Thing()
+    gc.disable()
+    hand_over()
+    assert not is_old(thing)
+    gc.enable()
+    gc.freeze()
+    try:
+        frozen, other = gc.get_freeze_count(), Thing()
+        hand_over()
+        assert gc.get_freeze_count() == frozen > 0
+        assert not is_old(other)
+    finally:
+        gc.unfreeze()
+
+
+def test_it_ends_after_some_times():
+    with tuned(max_handed_over=2):
+        for expected in (True, True, False):
+            thing = Thing()
+            hand_over()
+            assert is_old(thing) is expected
