@@ -17,6 +17,15 @@ os.environ.setdefault("COEXEC_DEBUG", "1")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses among them
+def pytest_collection_modifyitems(items):
+    """Of a test with the mark `sample`, what is not of the sample is exhaustive."""
+    for item in items:
+        sample = item.get_closest_marker("sample")
+        if sample is not None and item.callspec.id not in sample.args:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def files_of_programs(tmp_path_factory):
     """What programs write goes where pytest cleans up."""

@@ -21,6 +21,7 @@ from tests.snapshots import assert_same, snapshot
 
 # A program of many operations is left at this many events, evenly spread, its first and its last among them.
 MOST_EVENTS = 12
+PARTS = 4  # of these events, of which `make test` has the first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,8 +116,9 @@ def differentiable(value: Any) -> list[tf.Tensor]:
 
 
 @functools.cache
-def eager(name: str, phase: Phase) -> Outcome:
-    return run(PROGRAMS[name], unchanged, phase)
+def eager(name: str, tape: bool = False, late: bool = False) -> Outcome:
+    """The eager run, shared by the phases of one process in which callers do the same."""
+    return run(PROGRAMS[name], unchanged, Phase(False, tape, late))
 
 
 def compare(program: Program, expected: Outcome, found: Outcome) -> None:
@@ -131,7 +133,7 @@ def compare(program: Program, expected: Outcome, found: Outcome) -> None:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_followed_program_is_the_eager_program(name, phase):
     program, phase = PROGRAMS[name], PHASES[phase]
-    expected = eager(name, dataclasses.replace(phase, jit_compile=False))
+    expected = eager(name, phase.tape, phase.late)
     found = run(program, functools.partial(coexec.function, jit_compile=phase.jit_compile), phase)
     compare(program, expected, found)
     stats = found.instance.function.stats()
@@ -140,13 +142,14 @@ def test_a_followed_program_is_the_eager_program(name, phase):
     assert not launches or stats.launches > 0, f"{stats}\n{found.instance.function.explain()}"
 
 
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS))])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_that_is_left_at_any_event_is_the_eager_program(name):
+def test_a_program_that_is_left_at_any_event_is_the_eager_program(name, part):
     program = PROGRAMS[name]
-    expected = eager(name, DIVERGING)
+    expected = eager(name)
     decorator = functools.partial(coexec.function, jit_compile=DIVERGING.jit_compile)
     unforced = run(program, decorator, DIVERGING)
-    for event in spread(max(unforced.events, default=0), MOST_EVENTS):
+    for event in spread(max(unforced.events, default=0), MOST_EVENTS)[part::PARTS]:
         # Every other call is forced: the calls between show whether what was recorded can be followed.
         def around(number, event=event):
             forced = (number + event) % 2 == 0

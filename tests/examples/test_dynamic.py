@@ -8,6 +8,7 @@ from examples.programs import PROGRAMS
 from tests.examples import check
 
 
+@pytest.mark.sample("nasrnn", "seq2seq", "skipnet", "stack_rnn")
 @pytest.mark.parametrize(
     "name",
     [

@@ -16,12 +16,14 @@ for module in NAMES:
     importlib.import_module(f"examples.programs.{module}")
 
 
+@pytest.mark.sample("bert_cls", "dcgan", "gpt2", "dropblock")
 @pytest.mark.parametrize("name", NAMES)
 def test_same_as_eager(name):
     stats = check(PROGRAMS[name])
     assert stats.calls == STEPS
 
 
+@pytest.mark.sample("faster_rcnn")
 @pytest.mark.parametrize("name", CHAOTIC)
 def test_same_to_the_last_places_as_graphs(name):
     """TensorFlow's graphs run eager's kernels, so nothing is tolerated; in nine steps each has come back to a path."""

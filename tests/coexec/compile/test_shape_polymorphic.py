@@ -84,6 +84,8 @@ APART = [(4, 4), (5, 4), (6, 4), (6, 3), (6, 6), (8, 7), (1, 2), (2, 1), (9, 4)]
 EMPTY = [(3, 2), (4, 2), (0, 2), (5, 2), (0, 3)]
 
 
+@pytest.mark.sample(*(f"graph-{f.__name__}-{order}" for f in FUNCTIONS for order in ("equal", "apart", "empty")),
+                    *(f"xla-{f.__name__}-apart" for f in FUNCTIONS))  # fmt: skip
 @pytest.mark.parametrize("order", [EQUAL, APART, EMPTY], ids=["equal", "apart", "empty"])
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("xla", [False, True], ids=["graph", "xla"])

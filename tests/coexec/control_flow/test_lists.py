@@ -581,7 +581,7 @@ def test_greedy_decoding(backend):
             count += 1
         return tf.concat(written, 0), tf.reduce_mean(tf.stack(sure)), count
 
-    states = [(tf.random.stateless_normal((1, units), [0, n]) * 3.0,) for n in range(8)]
+    states = [(tf.random.stateless_normal((1, units), [0, n]) * 3.0,) for n in range(5)]
     fn = same(decode, states * 2, backend)
     stats = fn.stats()
     assert stats.decisions_on_device > stats.decisions, fn.explain()

@@ -177,6 +177,9 @@ FUNCTIONS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(
+    *(f"graph-{f.__name__}" for f in FUNCTIONS), "xla-plain", "xla-second_order", "xla-branch_inside", "xla-with_break"
+)
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 def test_gradients_through_loops(function, backend):
     """Of no turn, one and many; of each state; of higher order; with what is around them and inside."""
@@ -253,6 +256,7 @@ def kept_from_before(x):
     return tape.gradient(total, last), tape.gradient(total, h), tape.gradient(h, last), tape.gradient(last, x)
 
 
+@pytest.mark.sample("graph-by_turns", "graph-unused_and_infinite", "graph-one_before", "xla-infinite_beside")
 @pytest.mark.parametrize(
     "function",
     [by_turns, infinite_beside, unused_and_infinite, results_of_results, one_before],
@@ -365,6 +369,7 @@ def test_variables(backend):
     same(function, TRIPS, backend, lambda: weight, reset=lambda: weight.assign(1.125))
 
 
+@pytest.mark.sample("graph")
 def test_a_training_step(backend):
     """A cell that turns until it is content, and an optimizer."""
     keras.utils.set_random_seed(1)

@@ -43,6 +43,7 @@ def left_by_chance(x):
     return y, k, tape.gradient(y, [x, w])
 
 
+@pytest.mark.sample("graph-268435456-grown", "xla-40-grown", "graph-40-left_by_chance")
 @pytest.mark.parametrize("function", [grown, left_by_chance], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("most", [1 << 28, 40])
 def test_not_enough_room(function, most, backend, tune):
@@ -238,6 +239,7 @@ def test_one_tensor_in_two_places(backend):
     same(function, TRIPS, backend)
 
 
+@pytest.mark.sample("graph-0", "graph-9", "graph-15", "xla-3", "xla-21")
 @pytest.mark.parametrize("event", range(0, 24, 3))
 def test_divergences_around(event, backend):
     """Wherever following ends, the tape knows all."""

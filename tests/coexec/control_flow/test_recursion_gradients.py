@@ -224,6 +224,7 @@ ON_DEVICE = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(*(f"graph-{f.__name__}" for f in ON_DEVICE), "xla-over_a_tree", "xla-pairs", "xla-of_each_other")
 @pytest.mark.parametrize("function", ON_DEVICE, ids=lambda f: f.__name__)
 def test_the_gradient_runs_on_the_device(function, backend, monkeypatch):
     """Both ways; nothing is issued operation by operation."""

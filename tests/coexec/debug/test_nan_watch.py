@@ -235,25 +235,58 @@ REPRODUCED = {
 }
 
 
-@pytest.mark.parametrize("name", REPRODUCED)
-def test_it_is_left_to_be_reproduced(name, tmp_path):
-    """Another process, with TensorFlow alone, makes the same NaN or infinity of what was written."""
+RUN_ALL = """
+import runpy, sys
+for path in sys.argv[1:]:
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except SystemExit as end:
+        print("status", end.code)
+"""
+
+
+def caught(name, directory):
+    """The error of one of these programs, which has left something to reproduce."""
     v = tf.Variable([3e38, 1.0, 2.0])
     step = coexec.function(lambda x: REPRODUCED[name](x, v))
-    with coexec.debug_nans(directory=tmp_path / "nans"), pytest.raises(coexec.NonFiniteError) as caught:
+    with coexec.debug_nans(directory=directory), pytest.raises(coexec.NonFiniteError) as caught:
         step(tf.constant([1.0, 2.0, 3.0]))
-    error = caught.value
-    assert error.reproduction == str(tmp_path / "nans" / f"001-{error.op}")
-    assert str(error).splitlines()[-1].endswith(f"python {error.reproduction}/reproduce.py")
+    return caught.value
+
+
+def run_python(*arguments, cwd=None):
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [sys.executable, "reproduce.py"]
-    run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=error.reproduction, timeout=120)
+    command = [sys.executable, *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, timeout=120)
     assert run.returncode == 0, run.stderr[-2000:]
-    wrong = int(np.count_nonzero(~np.isfinite(error.output)))
-    assert run.stdout.splitlines()[-1] == f"{wrong} values are NaN or infinite"
-    script = (tmp_path / "nans" / f"001-{error.op}" / "reproduce.py").read_text()
-    assert "coexec" not in script.partition("import")[2]
-    assert str(error).splitlines()[0].partition(" at ")[0] in script
+    return run.stdout.splitlines()
+
+
+def said_at_the_end(error):
+    return f"{int(np.count_nonzero(~np.isfinite(error.output)))} values are NaN or infinite"
+
+
+def test_it_is_left_to_be_reproduced(tmp_path):
+    """Another process, with TensorFlow alone, makes the same NaN or infinity of what was written."""
+    errors = {name: caught(name, tmp_path / name) for name in REPRODUCED}
+    scripts = {name: f"{error.reproduction}/reproduce.py" for name, error in errors.items()}
+    printed = run_python("-c", RUN_ALL, *scripts.values())
+    ends = iter([line for line in printed if line.endswith(("infinite", "status 0"))])
+    for name, error in errors.items():
+        assert error.reproduction == str(tmp_path / name / f"001-{error.op}")
+        assert str(error).splitlines()[-1].endswith(f"python {scripts[name]}")
+        assert (next(ends), next(ends)) == (said_at_the_end(error), "status 0"), name
+        with open(scripts[name]) as script:
+            text = script.read()
+        assert "coexec" not in text.partition("import")[2]
+        assert str(error).splitlines()[0].partition(" at ")[0] in text
+    assert next(ends, None) is None
+
+
+def test_the_command_that_reproduces_it(tmp_path):
+    """As the error has it, in the directory that it names."""
+    error = caught("numbers", tmp_path)
+    assert run_python("reproduce.py", cwd=error.reproduction)[-1] == said_at_the_end(error)
 
 
 def test_reproductions_are_kept_apart(tmp_path):

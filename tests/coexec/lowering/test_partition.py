@@ -239,6 +239,7 @@ NOT_TAKEN = (
 )
 
 
+@pytest.mark.sample("0", "1")
 @pytest.mark.parametrize("seed", range(6))
 def test_random_programs(made, seed):
     """However operations of both kinds depend on each other, and on variables, values and state are eager's."""

@@ -491,6 +491,7 @@ def programs(seed):
     return step
 
 
+@pytest.mark.sample("1")
 @pytest.mark.parametrize("group", range(4))
 def test_programs_made_by_chance(made, group):
     """Whatever the turns take, and whatever is asked of them, comes out as eagerly; some ask but for the last."""

@@ -107,6 +107,7 @@ PROGRAMS = [dense, normalised, embedded, attentive, branching, broadcast]
 ORDERS = [[5, 4, 7, 6, 3, 1, 2, 9], [1, 2, 4, 3, 8, 5], [4, 1, 16, 17, 6]]
 
 
+@pytest.mark.sample(*(f"{p.__name__}-{ORDERS[n % 3]}" for n, p in enumerate(PROGRAMS)))
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_sizes_that_come_and_go(program, order):

@@ -114,6 +114,7 @@ def test_options_of_fit(options):
     compare(lambda eager: prepare(mlp(), eager), lambda *args: fit(*args, **options), followed=2)
 
 
+@pytest.mark.sample("arrays-2", "dataset-3", "generator-100")
 @pytest.mark.parametrize("steps", [2, 3, 100])
 @pytest.mark.parametrize("source", ["arrays", "dataset", "generator"])
 def test_steps_per_execution(source, steps):

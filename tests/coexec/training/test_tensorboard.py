@@ -68,6 +68,7 @@ def test_without_the_package(kind, tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.sample("accelerate-2", "trainer-epoch")
 @pytest.mark.parametrize("frequency", ["epoch", 2])
 @pytest.mark.parametrize("kind", ["accelerate", "trainer"])
 def test_what_is_written(kind, frequency, tmp_path):

@@ -83,6 +83,7 @@ def assert_alone(model, steps):
     assert model.train_function.stats().calls == steps
 
 
+@pytest.mark.sample("arrays")
 @pytest.mark.parametrize("x", [None, arrays()], ids=["dataset", "arrays"])
 def test_steps_are_launched_together(x):
     """Histories, weights, optimizer and metrics are eager's."""
@@ -338,6 +339,7 @@ def test_the_progress_bar(capsys):
     assert model.train_function.stats().calls < 3 * 17
 
 
+@pytest.mark.sample("3")
 @pytest.mark.parametrize("steps", [2, 3, 20])
 def test_steps_per_execution(steps):
     """What the program asks for at once is launched at once."""

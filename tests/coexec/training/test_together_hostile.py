@@ -100,11 +100,11 @@ def an_index():
     return build, given(words), given(bad), "9 is not in"
 
 
+@pytest.mark.sample("an_index-graph")
 @pytest.mark.parametrize(
     ("failure", "backend"),
     [
-        (a_label, "graph"), (an_index, "graph"),
-        pytest.param(a_label, "xla", marks=pytest.mark.slow), pytest.param(a_check, "xla", marks=pytest.mark.slow),
+        (a_label, "graph"), (an_index, "graph"), (a_label, "xla"), (a_check, "xla"),
     ],
     ids=lambda v: getattr(v, "__name__", v),
 )  # fmt: skip
@@ -122,6 +122,7 @@ def test_a_step_that_fails(failure, backend):
     assert_grown(both(run, build, backend=backend))
 
 
+@pytest.mark.sample("3")
 @pytest.mark.parametrize("steps", [3, 5])
 def test_a_step_that_fails_in_an_execution(steps):
     """Where the program asks for several steps at once, those before the failing one are made."""
@@ -265,6 +266,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.sample("accumulating", "scheduled")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_that_count(name):
     """What they do every few steps comes in the middle of groups; where they read their count, steps go alone."""
@@ -358,6 +360,7 @@ class Pages(keras.utils.PyDataset):
         return tuple(part[SIZE * i : SIZE * i + SIZE] for part in data(ROWS))
 
 
+@pytest.mark.sample("3")
 @pytest.mark.parametrize("workers", [1, 3])
 def test_pages_made_by_workers(workers):
     """Batches come in order, and are trained on one by one."""

@@ -225,6 +225,7 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.sample("3")
 @pytest.mark.parametrize("every", [None, 3])
 def test_resuming(every, tmp_path):
     """Callbacks, histories, means, loss scale and accumulators go on where they were."""
