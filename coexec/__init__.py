@@ -1,6 +1,6 @@
 """coexec: runs imperative TensorFlow programs at compiled speed, with their Python unchanged."""
 
-from coexec.api import Function, clear, explain, function, pure, register_library
+from coexec.api import Function, clear, explain, function, pure, register_library, report
 from coexec.base.modes import debug_nans, fail_on_divergence, fail_on_retrace, imperative, opaque, validate
 from coexec.base.options import Divergence
 from coexec.base.stats import Stats
@@ -16,6 +16,7 @@ from coexec.training.loop.trainer import Trainer
 __all__ = [
     "Checkpoint", "CheckpointError", "Divergence", "ExportError", "Function", "Loop", "NonFiniteError", "Stats",
     "Trainer", "WriteError", "accelerate", "clear", "debug_nans", "dynamic", "explain", "fail_on_divergence",
-    "fail_on_retrace", "function", "imperative", "loop", "opaque", "pure", "register_library", "validate",
+    "fail_on_retrace", "function", "imperative", "loop", "opaque", "pure", "register_library", "report",
+    "validate",
 ]  # fmt: skip
 __version__ = "0.1.0"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import os
 import sys
 import types
 import warnings
@@ -25,6 +26,7 @@ from coexec.export.export import refuse, to_tf_function
 from coexec.memoize.door import with_doors
 from coexec.reporting.compiler_ir import IR
 from coexec.reporting.cost import Cost
+from coexec.reporting.report import Report
 from coexec.reporting.segments import Segments, segments_of
 from tracer import library
 from tracer.errors import Refused
@@ -68,6 +70,33 @@ def explain(function: Any = None, *, as_dict: bool = False) -> Any:
     else:
         raise TypeError(f"explain takes a function that coexec has decorated, or nothing, not {function!r}")
     return found.as_dict() if as_dict else found
+
+
+def report(directory: str | os.PathLike[str]) -> Report:
+    """Keeps a report of all decorated functions in a directory: a page to look at, its data as JSON, and a trace.
+
+    It is written now, as far as functions have been called, and again at the end of the `with` block, by `write()`, or
+    when the process ends. The timeline begins now: before, and without a report, no events are recorded. Its first and
+    last events are kept, 50,000 in all.
+
+        with coexec.report("report"):
+            train()
+
+    * `index.html`: one file that needs no network: verdicts and causes, the timeline of calls, launches, waits and
+      compilations, the step rate, launches and reads by source line, memoized calls, divergences, and the trace graph.
+    * `report.json`: what the page shows.
+    * `trace.json`: the timeline, for Perfetto (ui.perfetto.dev).
+
+    Args:
+      directory: is made if it does not exist; files of these names are replaced.
+
+    Raises:
+      OSError: if the directory cannot be made or written to.
+    """
+    made = Report(directory, lambda: [function._controller for function in functions()])
+    if any(function.stats().calls for function in functions()):
+        made.write()
+    return made
 
 
 def register_library(module: str | types.ModuleType) -> None:

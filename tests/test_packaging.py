@@ -56,7 +56,7 @@ def test_the_wheel_has_what_it_should(tmp_path):
         path.relative_to(ROOT).as_posix()
         for folder in FOLDERS
         for path in (ROOT / folder).rglob("*")
-        if path.suffix == ".py" or path.name == "py.typed"
+        if path.suffix in (".py", ".html", ".css", ".js") or path.name == "py.typed"
     }
     assert {f"{folder}/py.typed" for folder in FOLDERS} <= expected
     assert {name for name in names if not name.startswith(f"{about}/")} == expected

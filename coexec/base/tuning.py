@@ -310,6 +310,20 @@ class Tuning:
 
     max_export_places: int = 20_000  # that a step could mutate
 
+    # Reports (`base/timeline`, `reporting`).
+
+    timeline_first: int = 5000  # events that are kept from the beginning, in which things are learnt and compiled
+    timeline_last: int = 45_000  # and from the end; an event takes some 250 bytes
+    rate_interval: float = 0.05  # seconds, of the step rate; doubled when there are more of them than
+    rate_intervals: int = 400
+    report_text: int = 400  # characters of an event's or a cause's text
+    # Of the drawn graph: the most blocks in one iteration of what repeats, the fewest iterations that are folded, and
+    # of a chain that does not repeat the blocks from which on it is folded, too, and those of one part.
+    graph_period: int = 32
+    graph_turns: int = 3
+    graph_long: int = 24
+    graph_part: int = 64
+
     # Training.
 
     # Steps that are launched together: as many as these bounds allow, found by doubling.

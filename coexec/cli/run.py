@@ -37,6 +37,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--function", action="append", default=[], metavar="MODULE:NAME",
                         help="follow this function, too: my.steps:train_step, or my.steps:Agent.learn")  # fmt: skip
     parser.add_argument("--mode", choices=sorted(MODES), default="follow", help="of all calls")
+    parser.add_argument("--report", metavar="DIR", help="write a page, JSON and a trace of what happened there")
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     parser.set_defaults(run=lambda options: run(options, parser))
@@ -53,14 +54,25 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             replace(name)
         except LookupError as error:
             parser.error(f"--function={name}: {error.args[0]}")
+    kept = None
+    if options.report is not None:
+        try:
+            kept = coexec.report(options.report)
+        except OSError as error:
+            parser.error(f"--report={options.report}: {error}")
     _models.hold()
+    names: dict[str, Any] = {}  # the script's, held until its functions have been asked
     try:
         with MODES[options.mode]():
-            runpy.run_path(options.script, run_name="__main__")
+            names = runpy.run_path(options.script, run_name="__main__")
     finally:
         _models.release()
         report = coexec.explain()
         print("\n".join(_verdicts(report.as_dict()["functions"], report)), file=sys.stderr)
+        if kept is not None:
+            kept.close()
+            print(f"coexec: the report is in {kept.page}", file=sys.stderr)
+        names.clear()
     return 0
 
 

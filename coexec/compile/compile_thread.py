@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from coexec.base import timeline
 from coexec.base.timer_signals import SIGNALS
 from coexec.base.tuning import tuning
 from tracer import hooks
@@ -65,7 +66,7 @@ class Background:
                     return
                 what, job = self._waiting.popleft()
                 self._working = True
-            began = time.monotonic()
+            began, at = time.monotonic(), time.perf_counter()
             slow = tuning.compile_slow
             notice = threading.Timer(slow, _log.warning, (f"{what}: takes more than {slow:.0f} s, in the background",))
             notice.daemon = True
@@ -76,6 +77,8 @@ class Background:
                 _log.exception("%s failed; the program goes on without it", what)
             finally:
                 notice.cancel()
+                if (events := timeline.current) is not None:
+                    events.add("xla", "", at, what)
                 if time.monotonic() - began > slow:
                     _log.warning("%s: done after %.1f s", what, time.monotonic() - began)
                 del job

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from coexec.base import fork, modes
+from coexec.base import fork, modes, timeline
 from coexec.base.causes import Kind, Tally
 from coexec.base.explanation import Explanation, explained
 from coexec.base.old_generation import hand_over
@@ -87,6 +87,8 @@ class Controller:
             if self.given_up:
                 self.ledger.count("calls", "imperative")
                 return attempt(*args, **kwargs)
+            if (events := timeline.current) is not None:
+                return self._told(events, attempt, args, kwargs)
             return self._call(attempt, args, kwargs)
         except Exception as error:
             if self.options.strict or attempt.raised is error or not absorbs(error):
@@ -94,6 +96,19 @@ class Controller:
             return self._go_on(attempt, error, args, kwargs)
         finally:
             attempt.raised = None  # its traceback refers to this frame
+
+    def _told(
+        self, events: timeline.Timeline, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Runs a call, and adds it to a timeline, and to TensorFlow's profile if one is taken."""
+        counts = self.ledger.counts
+        before, began = timeline.counts_of(counts), time.perf_counter()
+        try:
+            with tf.profiler.experimental.Trace(self.name, step_num=counts["calls"], _r=1):
+                return self._call(attempt, args, kwargs)
+        finally:
+            ran = zip(timeline.CALLS, before, timeline.counts_of(counts), strict=True)
+            events.add(next((kind for kind, then, now in ran if now > then), "imperative"), self.name, began)
 
     def _go_on(self, attempt: Attempt, error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Completes a call in which the runtime itself failed, before or after running the program's function.

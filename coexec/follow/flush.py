@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 
+from coexec.base import timeline
 from coexec.base.options import Divergence
 from coexec.base.stats import Kind
 from coexec.follow.call_state import CallState, Event, Phase, after
@@ -163,6 +165,9 @@ def diverge(run: CallState, mismatch: Mismatch | None) -> None:
     run.divergence = run.ledger.cause(
         Kind.DIVERGENCE, str(mismatch), mismatch.location, mismatch.hint, expected=mismatch.expected, seen=mismatch.seen
     )
+    if (events := timeline.current) is not None:
+        now = time.perf_counter()
+        events.add("divergence", run.ledger.name, now, f"{mismatch}, at {mismatch.location}", now)
     run.record(Event.DIVERGE)
     if run.options.strict:
         raise Divergence(f"{mismatch}, at {mismatch.location}")

@@ -8,9 +8,11 @@ operation, read, error or end of the call. A call has at most one launch in flig
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import time
 from typing import Any
 
+from coexec.base import timeline
 from coexec.base.tuning import tuning
 from coexec.compile.executable import Executable
 from tracer import hooks
@@ -40,12 +42,23 @@ class _Runners:
             if self._pool is None:
                 threads = tuning.launch_threads
                 self._pool = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="coexec-runner")
-            future = self._pool.submit(executable.launch, feeds, seeds, into)
+            launch = executable.launch if timeline.current is None else functools.partial(_told, executable)
+            future = self._pool.submit(launch, feeds, seeds, into)
         except RuntimeError:
             return None
         self._under_way.add(future)
         future.add_done_callback(self._under_way.discard)
         return future
+
+
+def _told(executable: Executable, feeds: list[Any], seeds: list[Pair], into: list[Any]) -> list[Any] | None:
+    """Launches, and adds that to the timeline."""
+    began = time.perf_counter()
+    try:
+        return executable.launch(feeds, seeds, into)
+    finally:
+        if (events := timeline.current) is not None:
+            events.add("beside", "", began, f"{executable.backend}, {executable.ops} operations")
 
 
 _runners = _Runners()

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from coexec.base import fork, timer_signals
+from coexec.base import fork, timeline, timer_signals
 from coexec.base.budget import Budget, is_hopeless
 from coexec.base.options import Divergence, Options
 from coexec.base.stats import EventLog, Kind
@@ -101,7 +101,11 @@ class SegmentExecutor:
                 if failure is None:
                     return True
         began = time.perf_counter()
-        replay(pending, pending.seeds)
+        try:
+            replay(pending, pending.seeds)
+        finally:
+            if (events := timeline.current) is not None:
+                events.add("one by one", self.name, began, f"{last.live} operations, to {last.place}")
         if executable is not None and failure is not None:  # had an operation failed, `replay` would have raised
             self._demote(compiled, executable, last, failure)
         else:
@@ -131,6 +135,9 @@ class SegmentExecutor:
                 raise
             return reason_of(error)
         took = time.perf_counter() - began
+        if (events := timeline.current) is not None:
+            text = f"{executable.backend}, {executable.ops} operations, to {pending.last.place}"
+            events.add("launch" if flight is None else "wait", self.name, began, text)
         if flight is None:
             executable.took = took
         self.ledger.count("launches")
@@ -156,6 +163,7 @@ class SegmentExecutor:
         Returns whether it could be launched; strict functions raise `Divergence` if it differs.
         """
         self.ledger.count("validated", "launches")
+        began = time.perf_counter()
         try:
             difference = validate(executable, pending)
         except Declined as declined:
@@ -164,6 +172,9 @@ class SegmentExecutor:
         finally:
             if executable.launches == 1:
                 self.ledger.count(loaded=executable.loaded)
+            if (events := timeline.current) is not None:
+                text = f"{executable.backend}, {executable.ops} operations, to {pending.last.place}"
+                events.add("validate", self.name, began, text)
         executable.trusted = True
         if difference is not None:
             with self._lock:
@@ -323,8 +334,11 @@ class SegmentExecutor:
 
     def _new(self, plan: Plan, backend: str, place: str, given: dict[Any, int] | None = None) -> Executable | None:
         """Compiles a plan; returns None, with the reason noted, if that fails."""
+        began = time.perf_counter()
         try:
             executable = Executable(plan, backend, given)
+            if backend == "graph" and (events := timeline.current) is not None:
+                events.add("compile", self.name, began, f"{plan.live} operations, to {place}")
         except Exception as error:  # what cannot be emitted runs by other means, with the reason noted
             kind = Kind.XLA if backend == "xla" else Kind.IMPERATIVE
             self.ledger.cause(kind, f"{type(error).__name__}: {str(error)[:300]}", place)

@@ -107,7 +107,7 @@ def _most_alive(steps: Sequence[Step], sizes: dict[int, int], outputs: frozenset
         alive += sum(sizes[step.first + k] for k in range(len(step.outputs)))
         most = max(most, alive)
         dead = {number for number in _used(step) if last[number] == n}
-        dead |= {step.first + k for k in range(len(step.outputs))} - last.keys()  # used by nothing
+        dead |= {number for number in range(step.first, step.end) if number not in last}  # used by nothing
         alive -= sum(sizes.get(number, 0) for number in dead - outputs)
     return most
 

@@ -1,5 +1,6 @@
 """`python -m coexec run`: its fit and named functions are followed, and its output and errors are its own."""
 
+import json
 import os
 import subprocess
 import sys
@@ -81,3 +82,19 @@ def test_errors_are_clear(script):
     failed = script(*RUN, fail="1 / 0")
     assert failed.returncode == 1
     assert "ZeroDivisionError" in failed.stderr
+
+
+def test_a_report_is_written(script, tmp_path):
+    """Also of functions of the script itself, which end with it; a directory that cannot be is told at once."""
+    step = (
+        STEP.replace("def step", "import coexec\n\n@coexec.function\ndef step")
+        + "[step(tf.ones([4]) * n) for n in range(5)]"
+    )
+    done = script(*RUN, "--report", str(tmp_path / "report"), step=step)
+    assert done.returncode == 0, done.stderr
+    assert f"coexec: the report is in {tmp_path / 'report' / 'index.html'}" in done.stderr
+    data = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert [(shown["name"], shown["stats"]["calls"]) for shown in data["functions"]] == [("step", 5)]
+    refused = script(*RUN, "--report", str(tmp_path / "step.py" / "in"), step=step)
+    assert refused.returncode == 2
+    assert "Not a directory" in refused.stderr
