@@ -33,6 +33,11 @@ def always_follow(paused: bool = False) -> AbstractContextManager[None]:
     return tuned(**following) if paused else tuned(**following, pause_timed=())
 
 
+def always_batch() -> AbstractContextManager[None]:
+    """Batches all calls; programs of groups are traced at their second use."""
+    return tuned(batches_all=True, batching_uses=2)
+
+
 def count_events(function: Any) -> int:
     """Returns how many operations the last followed call of a decorated function issued."""
     return int(function._controller.last_events)

@@ -46,6 +46,7 @@ COEXEC = [
     ["launch"],
     ["follow"],
     ["memoize"],
+    ["batching"],
     ["control_flow"],
     ["debug"],
     ["dispatch"],

@@ -430,6 +430,21 @@ def _offering(function: Any, event: str) -> Any:
     return hook
 
 
+@passes
+def _gradient_hook(*asked: Any) -> Any:
+    """Lets the handler's tapes answer what a tape is asked for; else they bring it up to date."""
+    handler = _thread.handler
+    if handler is not None and handler.tapes is not None:
+        try:
+            found = handler.tapes.gradient(*asked)
+            if found is not None:
+                return found
+        except Exception as error:
+            if not handler.fault(error):
+                raise
+    return _gradient_of(*asked)
+
+
 def _notifying_after(function: Any, event: str) -> Any:
     """Returns `function`, which makes a tape or accumulator, wrapped to pass it to the tapes' `event`."""
 
@@ -497,7 +512,6 @@ _HOOKS += [
         ("TFE_Py_TapeWatch", _notifying_before, "watched"),
         ("TFE_Py_TapeWatchVariable", _notifying_before, "watched"),
         ("TFE_Py_TapeVariableAccessed", _notifying_before, "accessed"),
-        ("TFE_Py_TapeGradient", _notifying_before, "asked"),
         ("TFE_Py_TapeSetRecordOperation", _offering, "takes_function"),
         ("TFE_Py_TapeSetRecordOperationBackprop", _offering, "takes_function"),
         ("TFE_Py_TapeSetRecordOperationForwardprop", _notifying_before, "bypassed"),
@@ -505,6 +519,9 @@ _HOOKS += [
         ("TFE_Py_TapeSetPossibleGradientTypes", _notifying_before, "asked"),
     )
 ]
+
+_gradient_of = _notifying_before(pywrap_tfe.TFE_Py_TapeGradient, "asked")
+_HOOKS.append((pywrap_tfe, "TFE_Py_TapeGradient", pywrap_tfe.TFE_Py_TapeGradient, _gradient_hook))
 
 
 @passes

@@ -32,6 +32,8 @@ class Stats:
     decisions: int = 0  # times that Python tested a tensor's truth value while following
     decisions_on_device: int = 0  # made without Python: loop iterations, and branches
     regions: int = 0  # memoized calls, whose Python was skipped
+    batched: int = 0  # calls whose operations were batched, as each took another way
+    ops_batched: int = 0
     ops_per_segment: tuple[int, ...] = ()
 
     @property

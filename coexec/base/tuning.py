@@ -54,6 +54,31 @@ class Tuning:
     # Operations per launch; with fewer, following may well cost more than it saves.
     worthwhile_launch: int = 16
 
+    # Batching (`batching`).
+
+    # Whether all calls are batched, for tests.
+    batches_all: bool = False
+    # Calls of a trial, and the share of an imperative call's time that their median must stay below. (The first three
+    # run operation by operation, and the next trace.)
+    batching_trial: int = 8
+    batching_share: float = 0.85
+    # Imperative calls' times that a trial may cost before it ends.
+    batching_patience: float = 6.0
+    # Imperative calls after a trial that did not pay, doubling to the longest.
+    batching_rest: int = 64
+    batching_longest_rest: int = 4096
+    # Batched calls after which an imperative one is timed again, doubling.
+    batching_apart: int = 16
+    # Uses after which a program of groups is traced, forwards and backwards; before, it runs operation by operation.
+    batching_uses: int = 3
+    # Tensors in a list from which on they are one input, gathered at once, and not an input each.
+    batching_items: int = 4
+    # Elements beyond which a tensor from outside is shared by the instances that take it, and not copied for each.
+    batching_row: int = 4096
+    # Kinds of operations, and programs, beyond which all that batching has learnt of a function is forgotten.
+    batching_kinds: int = 4096
+    batching_programs: int = 512
+
     # Arguments of ever-changing sizes (`dispatch/shape_policy`).
 
     # Combinations of sizes that are followed at their first visit: that of the first call. A new one costs three to

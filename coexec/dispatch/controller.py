@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -41,6 +41,10 @@ from tracer.private import context
 from tracer.recorder import Recorder
 from tracer.trace import Trace
 
+if TYPE_CHECKING:
+    from coexec.batching.batch import Batch
+    from coexec.batching.batched_calls import BatchedCalls
+
 
 class Controller:
     """Runs the calls of one function: records the first, follows the rest, backs off where following does not pay."""
@@ -64,6 +68,7 @@ class Controller:
         self.account = Profitability()
         self._diverged = False  # whether the last followed call took a new path
         self.sizes = ShapePolicy()
+        self.batching: BatchedCalls | None = None  # from the first backoff on
         self._followed = 0
         self._faults = 0  # calls in which the runtime itself failed
         self.given_up = False
@@ -167,8 +172,8 @@ class Controller:
         if mode is not modes.NONE:
             options, settled = self._options_under(mode), mode.settled
         if not (mode.strict or mode.validate_every):
-            if not self.account.admit():
-                return self._run_plainly(attempt, args, kwargs)
+            if tuning.batches_all or not self.account.admit():
+                return self._run_unfollowed(attempt, args, kwargs)
             verdict = self.sizes.judge(args, kwargs, self.account.affords, self.graph.size() < tuning.graph_room)
             if not verdict:
                 text = "its arguments come in ever other sizes: calls run plainly until one has come often"
@@ -221,6 +226,35 @@ class Controller:
             return attempt(*args, **kwargs)
         finally:
             self.account.ran_as_asked(time.perf_counter() - began)
+
+    def _run_unfollowed(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a call that is not followed, as that does not pay: batched if this pays, else imperatively."""
+        if self.batching is None:
+            from coexec.batching import BatchedCalls  # imported only where calls are not followed
+
+            self.batching = BatchedCalls(self.ledger)
+        if not self.batching.admit(self.account.backs_off):
+            began = time.perf_counter()
+            try:
+                return self._run_plainly(attempt, args, kwargs)
+            finally:
+                self.batching.ran_plainly(time.perf_counter() - began)
+        self.land()
+        intercept.hold()
+        attempt.holds = True
+        batch = attempt.following = self.batching.begin(self.options.strict)
+        began = time.perf_counter()
+        try:
+            self.batching.run(batch, lambda: run(attempt, args, kwargs), hand_out, attempt.results)
+            return attempt.results[0]
+        finally:
+            attempt.holds = False
+            intercept.release()
+            seconds = time.perf_counter() - began
+            self.account.ran_plainly(seconds)
+            self.batching.took(seconds)
+            if batch.faults:
+                self._failed(batch.faults)
 
     def _run_plainly(
         self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any], tally: Tally | None = None
@@ -391,8 +425,8 @@ class Controller:
             self.known_calls.clear()
             if self.control is not None:
                 self.control.clear()
-            self.graph, self.ran = TraceGraph(self.name), []
-            self.account, self.sizes = Profitability(), ShapePolicy()
+            self.graph = TraceGraph(self.name)
+            self.account, self.sizes, self.batching = Profitability(), ShapePolicy(), None
 
 
 class Attempt:
@@ -403,7 +437,7 @@ class Attempt:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.outer = sys.exc_info()[1]  # the exception being handled by the caller
-        self.following: Follower | None = None
+        self.following: Follower | Batch | None = None
         self.holds = False  # whether it holds the hooks installed
         self.raised: BaseException | None = None  # raised by the function
         self.results: list[Any] = []  # empty, or the function's return value

@@ -39,10 +39,12 @@ class Profitability:
         self._again = tuning.plain_calls_apart  # after how many of those to time an imperative one
         self.pause = 0  # length of the last backoff, in calls
         self.paused = 0  # calls left of the current one
+        self.backs_off = False  # whether imperative calls are due to a backoff, not to be timed only
 
     def admit(self) -> bool:
         """Returns whether to follow the next call; if not, it counts towards the end of the backoff."""
         if self.paused == 0:
+            self.backs_off = False
             return True
         with self._lock:
             if self.paused > 0:
@@ -94,7 +96,7 @@ class Profitability:
             if self._balance >= -patience * plain:
                 return False
             share = round(-self._balance / (tuning.tries_share * plain))
-            self._balance = 0.0
+            self._balance, self.backs_off = 0.0, True
             longer = max(2 * self.pause, share) if self.pause else 0
             self.pause = self.paused = min(max(tuning.min_backoff, longer), tuning.max_backoff)
             return True

@@ -14,7 +14,8 @@ ROOT = Path(coexec.__file__).resolve().parent
 
 # Numbers of formats and algorithms, and state: nobody would tune them.
 NO_KNOBS = {"FORMAT", "VERSION", "SCRAMBLER", "WORDS", "_PORTS", "_GRAM", "_FROM_OUTSIDE", "_HEAP", "HEAP", "_ORDER",
-            "PHILOX", "PYTHONS", "_SCALE", "_UNREFERENCED", "_closed", "_warned", "forked"}  # fmt: skip
+            "PHILOX", "PYTHONS", "_SCALE", "_UNREFERENCED", "_closed", "_warned", "forked",
+            "SHIFT", "CONST_KEY"}  # fmt: skip
 
 
 def files():

@@ -1,0 +1,164 @@
+"""Buffers: the tensors of a batched call, many to a buffer, one row each.
+
+A *key* is a buffer's number and a row in it, as one integer; a shared tensor has a buffer of its own, and a negative
+key. Buffers are numbered in the order in which they are made, and hold nothing until they are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tracer.intercept import make_constant
+from tracer.lazy import LazyTensor
+from tracer.spec import Spec
+
+SHIFT = 32
+MASK = (1 << SHIFT) - 1
+CONST_KEY = -1  # of a constant, which is in no buffer
+
+
+def shared_key(buffer: int) -> int:
+    """Returns the key of the tensor in a shared buffer; the same function gives the buffer of such a key."""
+    return -2 - buffer
+
+
+class Buffers:
+    """The buffers of one call."""
+
+    def __init__(self) -> None:
+        self.specs: list[Spec] = []  # of one row
+        self.depths: list[int] = []  # after how many operations it can be computed at the earliest
+        self.values: list[Any] = []  # stacked; of a shared buffer the tensor itself
+        self.shared: list[bool] = []
+        self._rows: dict[int, list[Any]] = {}  # of buffers of tensors from outside, not stacked yet
+        self._open: dict[Spec, int] = {}  # such a buffer by spec
+        self._keys: dict[int, tuple[int, Any]] = {}  # keys by the id of a tensor, which is kept
+        self.count = 0
+
+    def new(self, spec: Spec, depth: int, shared: bool = False, value: Any = None) -> int:
+        """Makes a buffer; returns its number."""
+        self.specs.append(spec)
+        self.depths.append(depth)
+        self.values.append(value)
+        self.shared.append(shared)
+        self.count += 1
+        return self.count - 1
+
+    def known(self, value: Any) -> int | None:
+        """Returns the key of a tensor from outside that has one."""
+        found = self._keys.get(id(value))
+        return None if found is None else found[0]
+
+    def share(self, value: Any, spec: Spec) -> int:
+        """Returns the key of a tensor from outside as a shared one."""
+        key = shared_key(self.new(spec, 0, True, value))
+        self._keys[id(value)] = key, value
+        return key
+
+    def feed(self, value: Any, spec: Spec) -> int:
+        """Returns the key of a tensor, or an output that is a constant, from outside as a row."""
+        buffer = self._open.get(spec)
+        if buffer is None:
+            buffer = self._open[spec] = self.new(spec, 0)
+            self._rows[buffer] = []
+        rows = self._rows[buffer]
+        key = buffer << SHIFT | len(rows)
+        rows.append(value)
+        self._keys[id(value)] = key, value
+        return key
+
+    def close_feeds(self) -> None:
+        """Stacks the tensors from outside; later ones go into other buffers."""
+        for buffer, rows in self._rows.items():
+            spec = self.specs[buffer]
+            arrays: list[Any] = [None if isinstance(row, tf.Tensor) else row.const.value for row in rows]
+            if all(array is not None for array in arrays):
+                self.values[buffer] = make_constant(np.stack(arrays).astype(spec.dtype.as_numpy_dtype), spec.dtype)
+            else:
+                tensors = [
+                    row if array is None else make_constant(array, spec.dtype)
+                    for row, array in zip(rows, arrays, strict=True)
+                ]
+                self.values[buffer] = tf.stack([t.resolve() if type(t) is LazyTensor else t for t in tensors])
+        self._rows, self._open = {}, {}
+        self._keys = {i: known for i, known in self._keys.items() if known[0] < 0}
+
+    def at(self, key: int) -> Any:
+        """Returns the tensor of a key, whose buffer has been computed."""
+        if key < 0:
+            return self.values[shared_key(key)]
+        return self.values[key >> SHIFT][key & MASK]
+
+    def whole(self, keys: Sequence[int]) -> int | None:
+        """Returns the buffer whose rows these are, one by one and in order; None if there is none."""
+        first, count = keys[0], len(keys)
+        if first & MASK or keys[-1] != first + count - 1:
+            return None
+        buffer = first >> SHIFT
+        value = self.values[buffer]
+        if value is not None and value.shape[0] != count:
+            return None
+        return buffer if count == 1 or list(keys) == list(range(first, first + count)) else None
+
+
+class Rows:
+    """Rows of several buffers, in an order: where they come from, and where their gradients go."""
+
+    def __init__(self, keys: Sequence[int], whole: int | None) -> None:
+        self.whole = whole  # the buffer, if it is all of one, in order
+        if whole is None:
+            array = np.asarray(keys, np.int64)
+            numbers = array >> SHIFT
+            self.sources, which = np.unique(numbers, return_inverse=True)
+            self._which = which.reshape(-1)
+            self._rows = array & MASK
+
+    def buffers(self) -> list[int]:
+        """Returns the buffers that they are in."""
+        return [self.whole] if self.whole is not None else self.sources.tolist()
+
+    def gather(self, buffers: Buffers) -> Any:
+        """Returns them, stacked."""
+        if self.whole is not None:
+            return buffers.values[self.whole]
+        values = [buffers.values[b] for b in self.sources.tolist()]
+        if len(values) == 1:
+            return tf.gather(values[0], self._rows)
+        return tf.gather(tf.concat(values, 0), self._index(values))
+
+    def _index(self, values: list[Any]) -> Any:
+        starts = np.cumsum([0, *(int(v.shape[0]) for v in values[:-1])])
+        return starts[self._which] + self._rows
+
+    def scatter(self, gradient: Any, chosen: Any, buffers: Buffers) -> list[tuple[int, Any, Any]]:
+        """Returns what buffers get of a gradient of these rows: (buffer, gradient, mask of rows).
+
+        `chosen`: the numbers of the rows that the gradient is of; None for all.
+        """
+        if self.whole is not None:
+            size = int(buffers.values[self.whole].shape[0])
+            mask = np.ones(size, bool)
+            if chosen is not None:
+                mask[:] = False
+                mask[chosen] = True
+                gradient = tf.math.unsorted_segment_sum(gradient, chosen, size)
+            return [(self.whole, gradient, mask)]
+        values = [buffers.values[b] for b in self.sources.tolist()]
+        sizes = [int(v.shape[0]) for v in values]
+        index = self._index(values)
+        if chosen is not None:
+            index = index[chosen]
+        mask = np.zeros(sum(sizes), bool)
+        mask[index] = True
+        total = tf.math.unsorted_segment_sum(gradient, index, sum(sizes))
+        found, start = [], 0
+        for buffer, size in zip(self.sources.tolist(), sizes, strict=True):
+            part = mask[start : start + size]
+            if part.any():
+                found.append((buffer, total if len(sizes) == 1 else total[start : start + size], part))
+            start += size
+        return found
