@@ -18,7 +18,7 @@ PACKAGES = ("coexec", "tracer")
 TRACER = [
     ["hooks"],
     ["private"],
-    ["buffer", "errors", "handler", "index", "managers", "memory", "naming", "spec", "value_stack"],
+    ["buffer", "errors", "handler", "index", "managers", "memory", "old_generation", "naming", "spec", "value_stack"],
     ["guards", "faults"],
     ["seeds"],
     ["location"],

@@ -13,10 +13,13 @@ from tracer.graph import is_variable_op
 from tracer.inputs import MAX_CONSTANT, Unsupported, foldable, part_of, python_spec, settle, shape_like, small
 from tracer.lazy import LazyTensor
 from tracer.location import Location, call_stack
+from tracer.old_generation import hand_over
 from tracer.op import FINALIZERS, Const, OpCall, array_in, plain_name, signature_of
 from tracer.private import EagerTensor, core
 from tracer.spec import spec_of
 from tracer.trace import Trace
+
+HANDED_OVER = 128  # operations, after which what they leave goes to the oldest generation: some 30 objects each
 
 
 class Recorder:
@@ -138,6 +141,8 @@ class Recorder:
 
     def _note(self, at: int, entry: str, op: str, name: Any, inputs: Any, attrs: Any, args: Any, result: Any) -> None:
         """Inserts the op call into the trace at `at`, the position at which it began."""
+        if not at % HANDED_OVER:
+            hand_over()
         location, guarded = self._locate(op)
         sources: list[str] = []
         try:

@@ -104,10 +104,6 @@ class Tuning:
     max_graph: int = 50_000  # of one function, which then starts over
     graph_room: int = 40_000  # beyond, new sizes add no paths, so that the known ones stay fast
 
-    # Times in a process that learning leaves its objects to the garbage collector's oldest generation, uncounted
-    # (`base/old_generation`): a function takes some fifty.
-    max_handed_over: int = 400
-
     # What is kept for reports (`base/stats`, `debug/nan_watch`).
 
     max_causes: int = 200  # listed by `explain`

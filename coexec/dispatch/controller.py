@@ -16,7 +16,6 @@ import tensorflow as tf
 from coexec.base import fork, modes, timeline
 from coexec.base.causes import Kind, Tally
 from coexec.base.explanation import Explanation, explained
-from coexec.base.old_generation import hand_over
 from coexec.base.options import Divergence, Options
 from coexec.base.stats import EventLog
 from coexec.base.tuning import tuning
@@ -37,6 +36,7 @@ from tracer.faults import absorbs, is_fault, passes
 from tracer.graph import Step, TraceGraph
 from tracer.location import mark_entry
 from tracer.merge import merge
+from tracer.old_generation import hand_over
 from tracer.private import context
 from tracer.recorder import Recorder
 from tracer.trace import Trace

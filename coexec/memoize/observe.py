@@ -7,11 +7,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from coexec.base.old_generation import hand_over
 from coexec.base.tuning import tuning
 from coexec.follow.follower import Follower
 from coexec.follow.unwatched import Unwatched
-from coexec.guards.call_key import CallArguments, CannotMemoize
+from coexec.guards.call_key import CallArguments, CannotMemoize, SpecArguments
 from coexec.guards.library_reads import LibraryReads
 from coexec.guards.purity import Contents, PurityProof, containers_in, is_shared
 from coexec.guards.state import LOOKED_AT
@@ -33,6 +32,7 @@ from tracer.intercept import handling, tape_is_empty
 from tracer.lazy import LazyTensor, unwrap
 from tracer.library import call_context, gradient
 from tracer.location import PASSED, call_stack, place_of
+from tracer.old_generation import hand_over
 from tracer.op import Const, array_in
 from tracer.spec import RESOURCE, spec_of
 
@@ -57,7 +57,10 @@ class Observation:
         self._elders = known.variants.of(region, arguments.anchors, call_stack()[0])
         self._heard: HeardCalls | None = None  # of a gradient with backward functions on its tape
         self._watched: set[int] | None = None  # ids of the observed objects, in a region's first run
-        self._lightly = False  # whether it only has to agree with the run before, whose calls were seen
+        self._known = known
+        self._before = region.confirmed
+        self._alike: Any = None  # equal for calls of library code that run the same code
+        self._reads: LibraryReads | None = None  # the guards by which this run is known to run code that was seen
 
     def call(self, kwargs: dict[str, Any], tell: Callable[[str], None]) -> Any:
         """Makes the call, and stores in the region what it did; `tell` is passed the reason if it is not memoized."""
@@ -77,7 +80,7 @@ class Observation:
         first = len(tapes.entries)
         run.observe()
         around = tapes.around
-        self._lightly = self._is_certain(around)
+        self._reads = self._known_code(kwargs, around)
         proof: Any = None
         if self._lightly:
             pass
@@ -129,18 +132,35 @@ class Observation:
                 raise
         return result
 
-    def _is_certain(self, around: Any) -> bool:
-        """Returns whether the call is known to run no code but what it ran in the run before, in which all was seen.
+    @property
+    def _lightly(self) -> bool:
+        """Whether the calls that it makes need not be seen."""
+        return self._reads is not None
 
-        That is so for a library's code while its guards hold, by which it would be skipped, too. Later reruns see the
-        calls again, as they are for what no guard can tell.
+    def _known_code(self, kwargs: dict[str, Any], around: Any) -> LibraryReads | None:
+        """Returns guards that hold now, and by which the call runs only code that was seen; None if there are none.
+
+        They are those of a library call's first run, by which it would be skipped, too: either of this one, or of one
+        with the same objects and specs, such as another iteration's. Later reruns see the calls again, as they are for
+        what no guard can tell.
         """
-        region = self._region
-        if region.confirmed == 0 or region.reads is None or region.premises is not None or region.helper is not None:
-            return False
-        if self._run.options.validating or region.uses > tuning.region_first_check or isinstance(around, BackwardCalls):
-            return False
-        return region.reads.hold()
+        region, reads = self._region, None
+        if region.premises is not None or region.helper is not None or isinstance(around, BackwardCalls):
+            return None
+        if self._run.options.validating or region.uses > tuning.region_first_check:
+            return None
+        if region.confirmed > 0:
+            reads = region.reads
+        elif not self._gradient:
+            try:
+                given = SpecArguments(self._run.cursor).key((self._args, kwargs))
+            except CannotMemoize:
+                return None
+            self._alike = *region.key[:3], given
+            other = self._known.seen(self._alike)
+            if other is not None and other.confirmed > 0 and not other.read and other.premises is None:
+                reads = other.reads
+        return reads if reads is not None and reads.hold() else None
 
     def _give_way(self, error: Exception, effects: Effects) -> None:
         """Cleans up after a run during which the runtime failed."""
@@ -190,11 +210,12 @@ class Observation:
         if reason is None:
             watch(effects.objects, region)
             # After that, as it may set hooks on classes.
-            if self._lightly:
-                if region.confirmed < 2:  # it disagreed, so that nothing is known of the code that it ran
-                    region.reads = None
+            if self._lightly:  # nothing is known of the code that it ran, if it disagreed
+                region.reads = self._reads if region.confirmed > self._before else None
             elif region.confirmed > 1 or region.premises is None:
                 region.reads = LibraryReads(effects.roots, effects.ran.values(), effects.contents)
+                if self._alike is not None and region.premises is None:
+                    self._known.see(self._alike, region)
             else:
                 region.reads = None
         else:

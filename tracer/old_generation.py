@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import itertools
 
-from coexec.base.tuning import tuning
+MAX_TIMES = 400  # in a process; a function takes some fifty
 
 _times = itertools.count()
 
@@ -21,7 +21,7 @@ def hand_over() -> None:
 
     Nor after some times: the program's own cyclic garbage may be among them, which has to be collected one day.
     """
-    if gc.isenabled() and gc.get_freeze_count() == 0 and next(_times) < tuning.max_handed_over:
+    if gc.isenabled() and gc.get_freeze_count() == 0 and next(_times) < MAX_TIMES:
         gc.collect(0)  # so that young garbage does not wait for the oldest generation's turn
         gc.freeze()
         gc.unfreeze()

@@ -6,9 +6,8 @@ import weakref
 
 import pytest
 
-from coexec.base import old_generation
-from coexec.base.old_generation import hand_over
-from coexec.base.tuning import tuned
+from tracer import old_generation
+from tracer.old_generation import hand_over
 
 
 class Thing:
@@ -75,9 +74,9 @@ def test_it_keeps_out_of_what_the_program_manages():
         gc.unfreeze()
 
 
-def test_it_ends_after_some_times():
-    with tuned(max_handed_over=2):
-        for expected in (True, True, False):
-            thing = Thing()
-            hand_over()
-            assert is_old(thing) is expected
+def test_it_ends_after_some_times(monkeypatch):
+    monkeypatch.setattr(old_generation, "MAX_TIMES", 2)
+    for expected in (True, True, False):
+        thing = Thing()
+        hand_over()
+        assert is_old(thing) is expected
