@@ -73,12 +73,12 @@ def _tell(variable: Any, handler: Handler) -> None:
 
 
 # Ids of the watchers in force, on any thread: while there are none, which is most of the time, nobody is notified.
-_watchers: set[int] = set()
+watchers: set[int] = set()
 
 
 def notify_watchers(variables: Iterable[Any]) -> None:
     """Notifies this thread's watchers that trainable variables have been accessed."""
-    if _watchers:
+    if watchers:
         for variable in variables:
             pywrap_tfe.TFE_Py_VariableWatcherVariableAccessed(variable)
 
@@ -118,7 +118,7 @@ def _opening(new: Any) -> Any:
     @functools.wraps(new)
     def opening() -> Any:
         watcher = new()
-        _watchers.add(id(watcher))
+        watchers.add(id(watcher))
         return watcher
 
     return opening
@@ -129,7 +129,7 @@ def _closing(remove: Any) -> Any:
     @functools.wraps(remove)
     def closing(watcher: Any) -> None:
         remove(watcher)
-        _watchers.discard(id(watcher))
+        watchers.discard(id(watcher))
 
     return closing
 

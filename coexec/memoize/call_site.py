@@ -35,7 +35,7 @@ from tracer.library import Surroundings, call_context, gradient, is_pure, layer_
 from tracer.location import CAUGHT, call_stack, fate, place_of, user_frames
 from tracer.private import EagerTensor
 from tracer.spec import RESOURCE
-from tracer.variables import notify_watchers
+from tracer.variables import notify_watchers, watchers
 
 _new = LazyTensor.__new__
 
@@ -422,8 +422,8 @@ class CallSites:
             (call_context() or {}).update(region.context)  # not None: it is part of the key
         if region.notes:
             run.add_notes(region.notes)
-        if region.accessed:
-            notify_watchers(region.accessed)
+        if watchers:
+            notify_watchers(_alive(region.accessed))
         if region.gives_nothing and not (region.recorded or region.end.pause or function is gradient):
             return None
         made: dict[int, Any] = {}
@@ -436,7 +436,7 @@ class CallSites:
         build = region.build
         result = self._filled(region, made, arguments.given, values) if build is None else build(made, arguments.given)
         if region.recorded and function is not gradient:
-            tapes.reads(region.accessed)
+            tapes.reads(_alive(region.accessed))
             tapes.add(RegionEntry(region, arguments, made, run, tapes.active))
         elif function is gradient and not args[0]._persistent:
             tapes.finished(self._number)
@@ -470,6 +470,10 @@ class CallSites:
             return eager_constant(const.value, spec)
         at, place = value
         return unwrap(self.run.tapes.entries_of(self._number)[at].get(place))
+
+
+def _alive(refs: list[Any]) -> list[Any]:
+    return [value for ref in refs if (value := ref()) is not None]
 
 
 def _use_up(tape: Any) -> None:

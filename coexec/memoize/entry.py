@@ -64,7 +64,7 @@ class Region(Watcher):
         self.made: list[tuple[int, Output]] = []  # those tensors, except arguments
         self.gives_nothing = False  # returns None, like an assertion
         self.recorded: list[Step] = []  # steps recorded by tapes
-        self.accessed: list[Any] = []  # trainable variables reported to tapes and watchers
+        self.accessed: list[weakref.ref[Any]] = []  # trainable variables reported to tapes and watchers
         self.gradients: weakref.WeakSet[Region] = weakref.WeakSet()  # gradients whose keys include this region
         self.interior: list[int] = []  # tensors held by tapes only
         self.places: list[int | None] = []  # the arguments' slots, where the segment knew them before
@@ -80,6 +80,8 @@ class Region(Watcher):
         """Stores the findings of a run; returns whether they equal those of the run before."""
         same = self.confirmed > 0 and all(_same(getattr(self, name), value) for name, value in parts.items())
         self.disagreed = 0 if same else self.disagreed + (self.confirmed > 0)
+        # Freed at the end only: what dies with them may drop the region.
+        replaced = [getattr(self, name) for name in parts]
         for name, value in parts.items():
             setattr(self, name, value)
         held = [*(v for source, v in self.feeds if source == "same"), *(v for _, v in self.pins)]
@@ -89,6 +91,7 @@ class Region(Watcher):
         self.confirmed = self.confirmed + 1 if same else 1
         self.version += not same
         self.build, self.made = builder_of(self.result, self.outputs)
+        del replaced
         return same
 
     def is_new(self) -> bool:

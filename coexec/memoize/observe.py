@@ -303,7 +303,7 @@ class Observation:
             notes={step: run.notes[step] for step in steps if step in run.notes},
             result=form,
             recorded=self._recorded,
-            accessed=self._accessed,
+            accessed=list(map(weakref.ref, self._accessed)),
             seeds=used_seeds,
         )
         interior = interior if self._recorded else []

@@ -4,6 +4,8 @@ TensorFlow asks the watcher for what a custom gradient's function depends on; a 
 no gradient, without an error.
 """
 
+import weakref
+
 import keras
 import numpy as np
 import pytest
@@ -164,8 +166,44 @@ def test_statements_on_the_device():
     assert_same(calls(unchanged), calls(coexec.function(control_flow=True)))
 
 
+@pytest.mark.parametrize("taped", [False, True])
+def test_variables_that_are_replaced(taped):
+    """A variable that a memoized call has read is not kept alive, and its end drops the call in good order."""
+
+    class Cell:
+        def __init__(self):
+            self.weight = tf.Variable([1.0, 2.0])
+
+        @coexec.pure
+        def __call__(self, x):
+            return tf.tanh(x * self.weight) + 1.0
+
+    def calls(decorate):
+        cell, gone, found = Cell(), [], []
+
+        @decorate
+        def step(x):
+            if not taped:
+                return cell(x)
+            with tf.GradientTape() as tape:
+                y = tf.reduce_sum(cell(x))
+            return y, tape.gradient(y, cell.weight)
+
+        for i in range(24):
+            if i % 8 == 7:
+                weakref.finalize(cell.weight, gone.append, i)
+                cell.weight = tf.Variable([float(i), 0.5])
+            found.append((step(tf.constant([0.1, 0.2])), list(gone)))
+        return snapshot(found), step
+
+    with testing.always_follow():
+        (expected, _), (found, step) = calls(unchanged), calls(coexec.function)
+    assert_same(expected, found)
+    assert step.stats().regions > 0, step.explain()
+
+
 def test_none_is_left():
     """What is in force is known only while it is, also behind an error."""
     with pytest.raises(ZeroDivisionError), record.VariableWatcher():
-        1 // (len(variables._watchers) - 1)
-    assert not variables._watchers
+        1 // (len(variables.watchers) - 1)
+    assert not variables.watchers
