@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from coexec.follow.tape_entry import identities
+from coexec.follow.tape_entry import TapeEntry
 from tracer.faults import passes
 from tracer.intercept import current_handler
 from tracer.private import EagerTensor
@@ -28,7 +28,7 @@ class Backward:
         return self.function(*cotangents) if around is None else around(self, cotangents)
 
 
-class FunctionEntry:
+class FunctionEntry(TapeEntry):
     """The entry of an operation with its own backward function: inputs, outputs and that function."""
 
     __slots__ = ("_forward", "_inputs", "_original", "backward", "op", "outputs", "tapes")
@@ -58,28 +58,9 @@ class FunctionEntry:
         """
         return self.op, len(self.outputs), tuple([spec_of(v) for v in self.given()])
 
-    def brief(self, origin: int) -> Any:
-        """Returns None: its outputs are results of other operations."""
-
-    def goes_into(self, region: Any) -> None:
-        """Does nothing: an operation is never invalidated."""
-
     def given(self) -> list[Any]:
         """Returns its input and output tensors."""
         return [v for v in self._tensors() if isinstance(v, EagerTensor)]
-
-    def constants(self) -> list[Any]:
-        """Returns none: each is among `given`."""
-        return []
-
-    def places(self) -> Iterator[tuple[Any, Any]]:
-        """Yields each of its tensors with its key for `get`."""
-        for number, tensor in enumerate(self._tensors()):
-            yield from ((v, number) for v in identities(tensor))
-
-    def get(self, number: Any) -> Any:
-        """Returns an input or output tensor."""
-        return self._tensors()[number]
 
     def _tensors(self) -> list[Any]:
         return [*self._inputs, *self.outputs]

@@ -16,7 +16,36 @@ from tracer.spec import spec_of
 Constant = Callable[[Any, Any], Any]  # converts a Python value to a tensor of a dtype
 
 
-class Entry:
+class TapeEntry:
+    """The entry of one operation: what entries of all kinds have in common."""
+
+    __slots__ = ()
+
+    def _tensors(self) -> list[Any]:
+        """Returns its input and output tensors, numbered for `get`."""
+        raise NotImplementedError
+
+    def brief(self, origin: int) -> Any:
+        """Returns None: its tensors have to be compared."""
+
+    def goes_into(self, region: Any) -> None:
+        """Does nothing: an operation is never invalidated."""
+
+    def constants(self) -> list[Any]:
+        """Returns none: each is among `given`."""
+        return []
+
+    def places(self) -> Iterator[tuple[Any, Any]]:
+        """Yields each of its tensors with its key for `get`."""
+        for number, tensor in enumerate(self._tensors()):
+            yield from ((v, number) for v in identities(tensor))
+
+    def get(self, number: Any) -> Any:
+        """Returns an input or output tensor."""
+        return self._tensors()[number]
+
+
+class Entry(TapeEntry):
     """The entry of one followed operation: its step, arguments and result."""
 
     __slots__ = ("_made", "args", "op", "result", "step", "tapes")
@@ -41,9 +70,6 @@ class Entry:
         # Fast, as a recurrent step of raw operations has some 700 of these.
         return (self.step, self.result[0]._key - origin, self.tapes) if self.step.closed else None
 
-    def goes_into(self, region: Any) -> None:
-        """Does nothing: an operation is never invalidated."""
-
     def given(self) -> list[Any]:
         """Returns the input tensors except constants, which the step determines."""
         step = self.step
@@ -65,15 +91,6 @@ class Entry:
             else:
                 inputs.append((value, slot))
         return [pair for pair in inputs if isinstance(pair[0], EagerTensor)]
-
-    def places(self) -> Iterator[tuple[Any, Any]]:
-        """Gives each tensor that is known here, with what `get` finds it by."""
-        for number, tensor in enumerate(self._tensors()):
-            yield from ((v, number) for v in identities(tensor))
-
-    def get(self, number: Any) -> Any:
-        """Returns a tensor that was given or came out."""
-        return self._tensors()[number]
 
     def _tensors(self) -> list[Any]:
         return [*(v for v, _ in self._inputs()), *self.result]
@@ -98,7 +115,7 @@ def _is_inside(slot: int, value: Any) -> bool:
 _SEEDS = frozenset({"seed", "seed2"})  # change in each call, but no gradient depends on them
 
 
-class NamedEntry:
+class NamedEntry(TapeEntry):
     """The entry of an operation that ran on its own, issued by name: inputs, outputs and attributes."""
 
     __slots__ = ("_inputs", "attrs", "op", "outputs", "tapes")
@@ -119,28 +136,9 @@ class NamedEntry:
         attrs = [pair for pair in named if pair[0] not in _SEEDS]
         return self.op, freeze(attrs), tuple([spec_of(v) for v in self._tensors()])
 
-    def brief(self, origin: int) -> Any:
-        """Returns None: its results are feeds of later segments."""
-
-    def goes_into(self, region: Any) -> None:
-        """Does nothing: an operation is never invalidated."""
-
     def given(self) -> list[Any]:
         """Returns its input and output tensors: the latter are feeds of later segments."""
         return self._tensors()
-
-    def constants(self) -> list[Any]:
-        """Returns none: each is among `given`."""
-        return []
-
-    def places(self) -> Iterator[tuple[Any, Any]]:
-        """Gives each tensor that is known here, with what `get` finds it by."""
-        for number, tensor in enumerate(self._tensors()):
-            yield from ((v, number) for v in identities(tensor))
-
-    def get(self, number: Any) -> Any:
-        """Returns a tensor that was given or came out."""
-        return self._tensors()[number]
 
     def _tensors(self) -> list[Any]:
         return [*self._inputs, *self.outputs]
