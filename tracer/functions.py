@@ -214,4 +214,4 @@ def _plain(attr: Any) -> Any:
                 return list(getattr(attr.list, name))
         if not attr.list.shape and not attr.list.func and not attr.list.tensor:
             return []
-    raise Refused("an attribute is not understood")
+    raise Refused("an attribute is not supported")

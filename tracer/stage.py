@@ -79,7 +79,7 @@ class Stage:
         if self.outer is None:
             tensor = self.captured(value) if self.captured is not None else None
             if tensor is None:
-                raise Refused("a tensor comes from where it cannot be looked up again")
+                raise Refused("a tensor comes from where it cannot be guarded")
             return tensor
         outer = value if type(value) is LazyTensor and value._run is self.outer else self.outer.own(value)
         known = self._shown.get(id(outer))

@@ -397,7 +397,7 @@ class Controller:
             "diverged" if recorder is not None else "followed", ops_followed=followed, regions=following.regions
         )
         self.last_events = followed
-        if recorder is None and followed == following.jumped:
+        if recorder is None and followed == following.ops_skipped:
             self.whole = following.regions, followed
         if recorder is not None:
             recorder.trace.finished = finished

@@ -76,7 +76,7 @@ _NEW, _FOLLOWING, _OBSERVING, _IN_FLIGHT, _RECORDING, _FAILED, _ENDED = Phase
 _FOLLOWED = (_FOLLOWING, _OBSERVING, _IN_FLIGHT)
 
 TRANSITIONS = (
-    Transition(Event.BEGIN, {_NEW: _FOLLOWING}, "other threads may ask the call to carry out what it holds back"),
+    Transition(Event.BEGIN, {_NEW: _FOLLOWING}, "other threads may ask the call to carry out its pending operations"),
     Transition(
         Event.OBSERVE,
         {_FOLLOWING: _OBSERVING},
@@ -87,13 +87,13 @@ TRANSITIONS = (
         {p: _FOLLOWING if p is _OBSERVING else p for p in (_FOLLOWING, _OBSERVING, _RECORDING, _FAILED)},
         "the library call has returned, or turned out to be no candidate: calls inside it may be skipped again",
     ),
-    Transition(Event.LAUNCH, {_FOLLOWING: _IN_FLIGHT}, "launches what is held back on a thread of the runtime"),
+    Transition(Event.LAUNCH, {_FOLLOWING: _IN_FLIGHT}, "launches the pending operations on a thread of the runtime"),
     Transition(Event.LAND, {_IN_FLIGHT: _FOLLOWING, _ENDED: _ENDED}, "waits for that launch, and cuts the segment"),
     Transition(Event.HAND_OVER, {_IN_FLIGHT: _FOLLOWING}, "the launch outlives the call, whose end does not wait"),
     Transition(
         Event.DIVERGE,
         dict.fromkeys(_FOLLOWED, _RECORDING),
-        "what was held back has been carried out; a recorder takes over at the operation that no step matches",
+        "pending operations have been carried out; a recorder takes over at the operation that no step matches",
     ),
     Transition(
         Event.FAIL_IN_PLACE,
@@ -109,7 +109,7 @@ TRANSITIONS = (
     Transition(
         Event.FAULT,
         {**dict.fromkeys((_NEW, *_FOLLOWED, _RECORDING), _RECORDING), _FAILED: _FAILED, _ENDED: _ENDED},
-        "the runtime itself failed: what is held back is carried out, operations run at once and are not recorded",
+        "the runtime itself failed: pending operations are carried out, operations run at once and are not recorded",
     ),
     Transition(
         Event.END,
@@ -159,11 +159,11 @@ class CallState:
         "flight",
         "forced",
         "graph",
-        "jumped",
         "launched",
         "ledger",
         "notes",
         "open",
+        "ops_skipped",
         "options",
         "owner",
         "phase",
@@ -211,7 +211,7 @@ class CallState:
         self.open = self._memoizes  # whether library calls are handed to `library`
         self.assertions: dict[Step, Any] = {}  # of the running segment, where they differ from the step's own
         self.notes: dict[Step, Any] = {}  # the same for Keras' additions to errors
-        self.regions = self.jumped = 0  # library calls that were skipped, and their operations
+        self.regions = self.ops_skipped = 0  # library calls that were skipped, and their operations
         self.launched = self.replayed = 0  # segments run as a whole, and operation by operation
         self.ran: list[Step] = []  # the last steps of both, in order
         self.flight: tuple[Step, AsyncLaunch] | None = None  # the async launch, and up to which step
@@ -281,7 +281,7 @@ class CallState:
         values += [None] * (end.end - start.end)
         cursor.step = end
         self.regions += first
-        self.jumped += end.depth - start.depth
+        self.ops_skipped += end.depth - start.depth
         return values
 
     def add_notes(self, notes: dict[Step, Any]) -> None:

@@ -54,5 +54,5 @@ def next_step(cursor: Cursor, op: str, attrs: tuple[Any, ...], inputs: tuple[Any
         if op in STRUCTURES:  # a loop is always worth a launch
             step.live += max(len(steps_of(step)), 8 if op == LOOP else 0)
     if step.host:  # it would not be part of a segment
-        raise Refused("it has been written down in too many ways")
+        raise Refused("it has been traced in too many ways")
     return step

@@ -163,7 +163,7 @@ class PurityProof:
             self.premises.look_further()
             found = list(self.premises.functions.get(id(code), {}).values())
         if not found:
-            raise Refused("it cannot be looked up again")
+            raise Refused("it cannot be guarded")
         return found
 
     def end(self) -> tuple[StateGuards, list[Any], list[Any]]:

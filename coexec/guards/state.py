@@ -210,7 +210,7 @@ class StateGuards:
         try:
             self._line(f"{place} is {self._constant(weakref.ref(value))}()")
         except TypeError:
-            raise Refused(f"it looks at a {type(value).__qualname__}") from None
+            raise Refused(f"it reads a {type(value).__qualname__}") from None
         return False
 
     def _check(self, place: str, value: Any) -> None:
@@ -229,7 +229,7 @@ class StateGuards:
         elif issubclass(kind, (list, tuple, dict)):
             self._container(place, value)
         elif issubclass(kind, LazyTensor):
-            raise Refused("it looks at a tensor that calls leave somewhere")
+            raise Refused("it reads a tensor that calls leave somewhere")
         elif kind is EagerTensor or issubclass(kind, _VARIABLES):
             self._is(place, value)
         elif issubclass(kind, type):
@@ -289,7 +289,7 @@ class StateGuards:
         else:  # a named tuple; others may define their own iteration
             ours = isinstance(value, tuple) and kind.__base__ is tuple and "__iter__" not in vars(kind)
         if not ours:
-            raise Refused(f"it looks at a {kind.__qualname__}")
+            raise Refused(f"it reads a {kind.__qualname__}")
         known = self._names.get(id(value))
         if known is not None:
             self._line(f"{place} is {known}")
@@ -300,7 +300,7 @@ class StateGuards:
         if isinstance(value, dict):
             keys = list(value)
             if not all(map(is_number, keys)):
-                raise Refused("it looks at a dict with keys that are objects")
+                raise Refused("it reads a dict with keys that are objects")
             if all(type(key) in _NAMES for key in keys):
                 self._line(f"list({place}) == {self._constant(keys)}")
                 self._line(f"[*map(type, {place})] == {self._constant([*map(type, keys)])}")
@@ -316,11 +316,11 @@ class StateGuards:
         """Guards an object of the program by identity and class; `look_further` guards its attributes."""
         kind = type(value)
         if not kind.__flags__ & HEAP:
-            raise Refused(f"it looks at a {kind.__qualname__}")
+            raise Refused(f"it reads a {kind.__qualname__}")
         if not _is_plain(kind):
             raise Refused(f"attributes of a {kind.__qualname__} are computed")
         if kind.__module__.startswith(("tensorflow.", "keras.")) and not issubclass(kind, tf.random.Generator):
-            raise Refused(f"it looks at a {kind.__qualname__}")
+            raise Refused(f"it reads a {kind.__qualname__}")
         if self._is(place, value):
             return
         self._names[id(value)] = place

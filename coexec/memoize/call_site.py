@@ -21,11 +21,11 @@ from coexec.guards.call_key import (
 from coexec.guards.state import LOOKED_AT, is_object, is_watched_object
 from coexec.memoize.door import helper_of
 from coexec.memoize.entry import Region, admit, anchor, fill_form
+from coexec.memoize.gradient_spans import BackwardCalls
 from coexec.memoize.known_calls import KnownCalls
 from coexec.memoize.observe import Observation
 from coexec.memoize.passage import Passage
 from coexec.memoize.region_tape_entry import RegionEntry
-from coexec.memoize.stretches import BackwardCalls
 from tracer import seeds
 from tracer.faults import absorbs, call
 from tracer.graph import Step
@@ -390,7 +390,7 @@ class CallSites:
     def _begin(
         self, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: CallArguments | GivenTensors
     ) -> Passage:
-        """Skips the first stretch of a gradient that calls the program's backward functions."""
+        """Skips the first span of a gradient that calls the program's backward functions."""
         plainly = functools.partial(self._run_plainly, gradient, args, kwargs)
         passage = Passage(self.run, region, arguments, self._number, plainly)
         passage.begin()

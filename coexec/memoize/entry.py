@@ -69,7 +69,7 @@ class Region(Watcher):
         self.interior: list[int] = []  # tensors held by tapes only
         self.places: list[int | None] = []  # the arguments' slots, where the segment knew them before
         self.closed = False  # whether all are of the segment itself, and so implied by the key
-        self.stretches: list[Any] = []  # of a gradient with backward functions: see `stretches`
+        self.spans: list[Any] = []  # of a gradient with backward functions: see `gradient_spans`
         self.calls: list[Any] = []
         self.parts: Any = None  # a `GradientParts`, or None
         self.pattern: Any = None  # an `ArgumentGuard`, tried before the key
@@ -117,7 +117,7 @@ class Region(Watcher):
         self.confirmed = 0
         self.start.regions.pop(self.key, None)
         self.feeds, self.pins, self.accessed, self.result, self.premises, self.reads = [], [], [], None, None, None
-        self.stretches, self.calls, self.parts = [], [], None
+        self.spans, self.calls, self.parts = [], [], None
         for region in list(self.gradients):
             region.end_of_objects()
 

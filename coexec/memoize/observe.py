@@ -17,11 +17,11 @@ from coexec.guards.state import LOOKED_AT
 from coexec.guards.watch import Watch
 from coexec.memoize.door import original_of
 from coexec.memoize.entry import Region, anchor, form_of
+from coexec.memoize.gradient_spans import BackwardCalls, HeardCalls
 from coexec.memoize.known_calls import KnownCalls
 from coexec.memoize.region_tape_entry import RegionEntry
 from coexec.memoize.shape_variants import interior_of
 from coexec.memoize.step_range import Outputs, constants_of, slots_of, steps_between
-from coexec.memoize.stretches import BackwardCalls, HeardCalls
 from tracer import intercept, seeds
 from tracer.effects import Effects, watch
 from tracer.errors import Refused
@@ -295,7 +295,7 @@ class Observation:
         agreed = region.fill(
             read=known_read,
             calls=[],
-            stretches=[],
+            spans=[],
             end=end,
             feeds=feeds,
             pins=sorted(pins.items()),
@@ -349,7 +349,7 @@ class Observation:
         region = self._region
         parts = heard.parts(result, self._arguments, self._sources)
         steps = [step for some in parts.steps for step in some]
-        first, before = parts.stretches[0], region.confirmed
+        first, before = parts.spans[0], region.confirmed
         known_read = self._fill_values(steps, first.end, read)
         region.handles, region.outputs = parts.handles[0], parts.outputs[0]
         region.first = parts.steps[0][0] if parts.steps[0] else None
@@ -358,7 +358,7 @@ class Observation:
         agreed = region.fill(
             read=known_read,
             calls=parts.calls,
-            stretches=parts.stretches,
+            spans=parts.spans,
             end=first.end,
             feeds=[],
             context=self._noted_for_others(),

@@ -9,7 +9,7 @@ from coexec.follow.flush import launch_beside
 from coexec.follow.follower import Follower
 from coexec.guards.call_key import CallArguments, CannotMemoize
 from coexec.memoize.entry import Region, fill_form
-from coexec.memoize.stretches import GradientParts
+from coexec.memoize.gradient_spans import GradientParts
 from tracer import seeds
 from tracer.faults import is_fault
 from tracer.lazy import eager_constant, new_lazy, unwrap
@@ -30,12 +30,12 @@ class Passage:
         self._results: list[CallArguments] = []
 
     def begin(self) -> None:
-        """Skips the first stretch; the region's guards have been checked."""
+        """Skips the first span; the region's guards have been checked."""
         self._skip(0)
         self._region.uses += 1
 
     def go_on(self) -> tuple[Any, bool]:
-        """Makes the calls and skips the stretches between them; returns the gradient, and whether it was skipped."""
+        """Makes the calls and skips the spans between them; returns the gradient, and whether it was skipped."""
         around = self._run.tapes.around
         assert around is not None
         try:
@@ -59,21 +59,21 @@ class Passage:
             if not is_fault(error) or not self._run.fault(error):
                 raise
             return self._plainly(), False
-        if self._parts.stretches[-1].end.pause:
+        if self._parts.spans[-1].end.pause:
             launch_beside(self._run)
         return result, True
 
     def _goes_on(self, k: int, results: Any) -> bool:
-        """Whether a backward function returned what it did before, so that the next stretch can be skipped."""
+        """Whether a backward function returned what it did before, so that the next span can be skipped."""
         run, known = self._run, self._parts.calls[k]
         if run.recorder is not None:
             return False
         if run.flight is not None:
             run.flush()
-        cursor, stretch = run.cursor, self._parts.stretches[k + 1]
-        if cursor.step is not stretch.start or len(run.values) != stretch.start.end:
+        cursor, span = run.cursor, self._parts.spans[k + 1]
+        if cursor.step is not span.start or len(run.values) != span.start.end:
             return False
-        if 0 <= run.forced <= cursor.count() + stretch.end.depth - stretch.start.depth:
+        if 0 <= run.forced <= cursor.count() + span.end.depth - span.start.depth:
             return False
         steps = self._parts.steps[k + 1]
         if steps and steps[0].checked and not steps[0].is_inside(user_frames()):
@@ -87,19 +87,19 @@ class Passage:
         except CannotMemoize:
             return False
         self._results.append(given)
-        if any(cursor.externals[place] is not self._feed(*source) for place, source in stretch.pins):
+        if any(cursor.externals[place] is not self._feed(*source) for place, source in span.pins):
             return False
         return all(given.const(number) == const for number, const in known.taken)
 
     def _skip(self, j: int) -> None:
-        run, stretch = self._run, self._parts.stretches[j]
+        run, span = self._run, self._parts.spans[j]
         cursor = run.cursor
-        feeds = [self._feed(source, value) for source, value in stretch.feeds]
-        drawn = seeds.draw(0, []) if len(cursor.seeds) > stretch.start.draws else None
-        values = run.skip(stretch.start, stretch.end, feeds, self._parts.handles[j], drawn, first=j == 0)
-        if stretch.notes:
-            run.add_notes(stretch.notes)
-        for number in stretch.kept:
+        feeds = [self._feed(source, value) for source, value in span.feeds]
+        drawn = seeds.draw(0, []) if len(cursor.seeds) > span.start.draws else None
+        values = run.skip(span.start, span.end, feeds, self._parts.handles[j], drawn, first=j == 0)
+        if span.notes:
+            run.add_notes(span.notes)
+        for number in span.kept:
             lazy = new_lazy(self._parts.outputs[j][number], cursor.base + number, run)
             self._made[j, number] = values[number] = lazy
 

@@ -63,7 +63,7 @@ def unwatched(work: Callable[[], Any]) -> Any:
     thread.start()
     thread.join()
     if isinstance(found[0], BaseException):
-        raise Refused(f"its gradient cannot be written down: {found[0]}") from None
+        raise Refused(f"its gradient cannot be emitted: {found[0]}") from None
     return found[0]
 
 

@@ -95,7 +95,7 @@ class LoopVjp:
             before = self._states(self._places(self._last[n], cuts))
             while before != lives[-1] or (cuts and len(lives) == 1):
                 if before in lives[1:] or len(lives) > tuning.max_turns_apart:
-                    raise Refused("what has a gradient changes from turn to turn")
+                    raise Refused("what has a gradient changes from iteration to iteration")
                 lives.append(before)
                 if before and before not in self._gradients:
                     self._gradients[before] = vjp_of(body, before, None)
@@ -180,7 +180,7 @@ class LoopVjp:
             try:
                 self._blocks[key] = self._written(n, room, apart, turns > apart, wanted)
             except Exception as error:
-                raise Refused(f"its gradient cannot be written down: {error}") from None
+                raise Refused(f"its gradient cannot be emitted: {error}") from None
         return self._blocks[key]
 
     def _written(self, n: int, room: int, apart: int, loops: bool, wanted: tuple[int, ...]) -> Block:

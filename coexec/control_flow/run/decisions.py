@@ -364,7 +364,7 @@ class Decisions:
             staged = stage()
             arguments = staged.arguments(variables, *asked)
             if arguments is None:
-                raise Refused("what it relies on cannot be looked up again")
+                raise Refused("what it depends on cannot be guarded")
         except (Refused, Exception) as refused:  # anything not understood is left to Python
             site.refused[kinds] = str(refused)
             self.ledger.cause(Kind.DECISION, f"{site.left}: {refused}", _location())

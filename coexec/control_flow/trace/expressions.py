@@ -64,7 +64,7 @@ class Expressions(Paths):
         """Returns the value of an expression."""
         method = getattr(self, f"_{type(node).__name__.lower()}", None)
         if method is None:
-            raise Refused(f"{type(node).__name__} is not understood")
+            raise Refused(f"{type(node).__name__} is not supported")
         return method(node, scope)
 
     def truth(self, node: ast.expr, scope: Namespace) -> Any:
@@ -149,7 +149,7 @@ class Expressions(Paths):
         if isinstance(op, (ast.In, ast.NotIn)):
             items = list(right) if type(right) in CONTAINERS and self.reads.place(right) is None else None
             if items is None or not all(is_number(v) for v in (left, *items)):
-                raise Refused("`in` is not understood here")
+                raise Refused("`in` is not supported here")
             return (left in items) is isinstance(op, ast.In)
         return self._applied(_COMPARE[type(op)], left, right)
 
@@ -161,7 +161,7 @@ class Expressions(Paths):
         if any(self.reads.place(v) is not None for v in operands if type(v) in CONTAINERS) or not all(
             is_safe(v) for v in operands if not any(v is other for other in lists)
         ):
-            raise Refused(f"{function.__name__} of values that are not understood")
+            raise Refused(f"{function.__name__} of values that are not supported")
         return self._ran(function, operands, {})
 
     def _ran(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -266,7 +266,7 @@ class Expressions(Paths):
         if isinstance(owner, VARIABLES) and name in _OF_TENSORS:
             return getattr(owner, name)
         if self.reads.place(owner) is None or type(owner) in CONTAINERS:
-            raise Refused(f"attribute {name!r} of a value that is not understood")
+            raise Refused(f"attribute {name!r} of a value that is not supported")
         return self.reads.attribute(owner, name, plain_attribute(owner, name))
 
     def _subscript(self, node: ast.Subscript, scope: Namespace) -> Any:
@@ -280,7 +280,7 @@ class Expressions(Paths):
             if self.reads.place(owner) is not None:
                 return self.reads.item(owner, index)
         elif not isinstance(owner, (LazyTensor, tf.TensorShape, *VARIABLES)):
-            raise Refused("an item of a value that is not understood")
+            raise Refused("an item of a value that is not supported")
         return self._ran(operator.getitem, (owner, index), {})
 
     def _call(self, node: ast.Call, scope: Namespace) -> Any:
@@ -303,7 +303,7 @@ class Expressions(Paths):
 
     def _extending(self, owner: list[Any], given: Any) -> list[Any]:
         if given is owner or type(given) not in (list, tuple):
-            raise Refused("a list is extended by what is not understood")
+            raise Refused("a list is extended by what is not supported")
         return self.iterated(given)
 
     def call(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -322,7 +322,7 @@ class Expressions(Paths):
             return self._ran(function, args, {name: self._passed(v) for name, v in kwargs.items()})
         if isinstance(function, types.MethodType):
             if self.reads.place(function.__self__) is None:
-                raise Refused("a method of a value that is not understood")
+                raise Refused("a method of a value that is not supported")
             return self.inlined(function.__func__, [function.__self__, *args], kwargs)
         if isinstance(function, keras.layers.Layer):
             return self.layer(function, args, kwargs)
@@ -330,7 +330,7 @@ class Expressions(Paths):
             return self.inlined(function, args, kwargs)
         if isinstance(inspect.getattr_static(type(function), "__call__", None), types.FunctionType):
             if self.reads.place(function) is None or "__call__" in vars(function):
-                raise Refused("an object is called that is not understood")
+                raise Refused("an object is called whose type is not supported")
             return self.call(self.reads.attribute(function, "__call__", function.__call__), args, kwargs)
         raise Refused(f"{getattr(function, '__qualname__', None) or type(function).__qualname__} is called")
 
@@ -340,7 +340,7 @@ class Expressions(Paths):
         The layer must be built, and must run only Keras' own code. The attributes that it reads are guarded.
         """
         if self.reads.place(layer) is None or not layer.built or not is_plain_keras(layer):
-            raise Refused(f"{layer.name} cannot be looked up again, is not built yet, or runs code of the user's")
+            raise Refused(f"{layer.name} cannot be guarded, is not built yet, or runs code of the user's")
         given = [self._passed(v) for v in args], {name: self._passed(v) for name, v in kwargs.items()}
         self.reads.owned(layer)
         if sys.getprofile() is not None:

@@ -74,7 +74,7 @@ class Statements(Expressions):
             else:
                 method = getattr(self, f"_run_{type(statement).__name__.lower()}", None)
                 if method is None:
-                    raise Refused(f"{type(statement).__name__} is not understood")
+                    raise Refused(f"{type(statement).__name__} is not supported")
                 method(statement, scope)
         return None
 
@@ -330,7 +330,7 @@ class Statements(Expressions):
         if tree is None:
             raise Refused(f"the source of {function.__qualname__} is not known")
         if self.reads.place(function) is None:
-            raise Refused(f"{function.__qualname__} comes from where it cannot be looked up again")
+            raise Refused(f"{function.__qualname__} comes from where it cannot be guarded")
         if "__signature__" in vars(function):
             raise Refused(f"{function.__qualname__} says itself what it takes")
         if shared_names(code).intersection(code.co_cellvars):

@@ -117,7 +117,7 @@ def apply_to_counted(function: Any, operands: tuple[Any, ...]) -> Any:
         if not (dtype.is_floating or dtype in (tf.int32, tf.int64)):
             raise Refused("a number that a loop counts meets a tensor of a small dtype")
         return function(*(tf.cast(v.tensor, dtype) if isinstance(v, CountedInt) else v for v in operands))
-    raise Refused("a number that a loop counts meets a value that is not understood")
+    raise Refused("a number that a loop counts meets a value that is not supported")
 
 
 def is_safe(value: Any) -> bool:

@@ -71,7 +71,7 @@ class Sequence:
     def _best(self, colours: Any, least: int, accepts: Callable[[Repeat], bool]) -> Repeat | None:
         """Returns the accepted repeat that saves most, if that is at least `least` operations; None otherwise."""
         best, most = None, least - 1
-        for start, end, period in sorted(_stretches(colours), key=lambda s: s[0] - s[1] + s[2]):
+        for start, end, period in sorted(_runs(colours), key=lambda s: s[0] - s[1] + s[2]):
             if end - start - period <= most:
                 break
             repeat = self._verified(start, end, period)
@@ -149,7 +149,7 @@ class Sequence:
         return int(np.argmin(crossing[: most + 1]))
 
 
-def _stretches(colours: Any) -> Iterator[tuple[int, int, int]]:
+def _runs(colours: Any) -> Iterator[tuple[int, int, int]]:
     """Yields (start, end, period) of runs in which the colours repeat, at least `tuning.min_repeats` times."""
     n = len(colours)
     if n < tuning.min_repeats * _GRAM:

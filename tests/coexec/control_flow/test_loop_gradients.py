@@ -318,7 +318,7 @@ def rows_of_a_table(x):
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (swapped, "what has a gradient changes from turn to turn"),
+        (swapped, "what has a gradient changes from iteration to iteration"),
         (one_way_only, "one way has a gradient where the other has none"),
         (kept_from_before, "it keeps a value of the turn before"),
         (rows_of_a_table, "a gradient is sparse"),

@@ -1,4 +1,4 @@
-"""Stretches: what a gradient does between calls of the program's own backward functions.
+"""Gradient spans: what a gradient does between calls of the program's own backward functions.
 
 The Python of such a function runs in every gradient. What TensorFlow does before the first, between them and after the
 last is skipped if the functions return what they did before: tensors from the same sources. Otherwise the gradient's
@@ -28,7 +28,7 @@ from tracer.seeds import Pair
 from tracer.spec import RESOURCE, spec_of
 
 
-class Stretch(NamedTuple):
+class Span(NamedTuple):
     """A part of a gradient that is skipped: its operations, and the sources of their inputs."""
 
     start: Step
@@ -49,9 +49,9 @@ class BackwardCall(NamedTuple):
 
 
 class GradientParts(NamedTuple):
-    """The parts of a gradient: its stretches, the backward calls between them, and its result's form."""
+    """The parts of a gradient: its spans, the backward calls between them, and its result's form."""
 
-    stretches: list[Stretch]
+    spans: list[Span]
     calls: list[BackwardCall]
     result: Any
     handles: list[set[int]]
@@ -104,7 +104,7 @@ def _raise_again(error: Exception) -> None:
 
 
 class _Seen(NamedTuple):
-    """A stretch while it is observed."""
+    """A span while it is observed."""
 
     start: Step
     end: Step
@@ -118,7 +118,7 @@ class _Seen(NamedTuple):
 
 
 class HeardCalls:
-    """Observes the stretches of one gradient, and the calls between them."""
+    """Observes the spans of one gradient, and the calls between them."""
 
     def __init__(
         self, run: Follower, averted: Callable[[], contextlib.AbstractContextManager[Any]], entries: list[Any]
@@ -142,7 +142,7 @@ class HeardCalls:
         self._start, self._base, self._ended = cursor.step, cursor.base, len(cursor.ended)
 
     def _end(self) -> None:
-        """Stores the current stretch; raises `CannotMemoize`."""
+        """Stores the current span; raises `CannotMemoize`."""
         run, start = self._run, self._start
         cursor = run.cursor
         end = cursor.step
@@ -221,13 +221,13 @@ class HeardCalls:
             taken = [(n, const) for n, const in enumerate(after.consts) if const is not None and const in used]
             calls.append(BackwardCall(at, form_of(cotangents, functools.partial(places.place, calls=k)), key, taken))
         form = form_of(result, functools.partial(places.place, calls=len(calls)))
-        stretches = [
-            Stretch(seen.start, seen.end, fed, pinned, sorted(kept), seen.notes)
+        spans = [
+            Span(seen.start, seen.end, fed, pinned, sorted(kept), seen.notes)
             for seen, fed, pinned, kept in zip(self._seen, feeds, pins, places.kept, strict=True)
         ]
         handles = [{id(v) for v in seen.fed if v._datatype_enum() == RESOURCE} for seen in self._seen]
         outputs = [Outputs(seen.start, seen.steps) for seen in self._seen]
-        return GradientParts(stretches, calls, form, handles, outputs, [seen.steps for seen in self._seen])
+        return GradientParts(spans, calls, form, handles, outputs, [seen.steps for seen in self._seen])
 
 
 class _Places:
@@ -240,8 +240,8 @@ class _Places:
         self.kept: list[set[int]] = [set() for _ in seen]
         for number, known in enumerate(arguments.given):
             self._sources.setdefault(id(known), ("argument", number))
-        for j, stretch in enumerate(seen):
-            for number, lazy in stretch.held:
+        for j, span in enumerate(seen):
+            for number, lazy in span.held:
                 if lazy._value is not None:
                     self._sources.setdefault(id(lazy._value), ("made", (j, number)))
         for k, (*_, after) in enumerate(calls):
@@ -260,9 +260,9 @@ class _Places:
     def place(self, tensor: Any, calls: int) -> tuple[str, Any]:
         """Returns the source of a tensor passed, after so many `calls`, to the next one or to the program."""
         if type(tensor) is LazyTensor:
-            for j, stretch in enumerate(self._seen):
-                number = tensor._key - stretch.base
-                if tensor._out.const is None and stretch.start.end <= number < stretch.end.end:
+            for j, span in enumerate(self._seen):
+                number = tensor._key - span.base
+                if tensor._out.const is None and span.start.end <= number < span.end.end:
                     return self._noted(("made", (j, number)))
         known = self._known(tensor, calls)
         if known is not None:
