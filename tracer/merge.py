@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tracer.graph import Node, TraceGraph, Variant, is_variable_op, refusal
 from tracer.lazy import Output
-from tracer.op import OpCall, freeze, signature_of
+from tracer.op import Const, OpCall, freeze, signature_of
 from tracer.rebuild import RESERVED, infer_outputs
 from tracer.seeds import are_fed
 from tracer.trace import Trace
@@ -20,6 +20,14 @@ SHAPED_BY_SHAPES = frozenset(
      "ReluGrad", "Rsqrt", "RsqrtGrad", "SelectV2", "Sigmoid", "SigmoidGrad", "Sign", "Sin", "Softmax", "Softplus",
      "SoftplusGrad", "Sqrt", "SqrtGrad", "Square", "SquaredDifference", "Sub", "Tanh", "TanhGrad", "ZerosLike"}
 )  # fmt: skip
+# The same for these, if the inputs at these positions are constants.
+SHAPED_BY_CONSTANTS = {
+    "All": (1,), "Any": (1,), "ArgMax": (1,), "ArgMin": (1,), "BroadcastTo": (1,), "ConcatV2": (-1,),
+    "Conv2D": (), "Conv2DBackpropFilter": (1,), "Conv2DBackpropInput": (0,), "Einsum": (), "ExpandDims": (1,),
+    "Fill": (0,), "GatherV2": (2,), "Max": (1,), "Mean": (1,), "Min": (1,), "Pack": (), "Prod": (1,), "Reshape": (1,),
+    "ResourceGather": (), "SparseSoftmaxCrossEntropyWithLogits": (), "Split": (0,), "Squeeze": (), "Sum": (1,),
+    "Tile": (1,), "Transpose": (1,), "Unpack": (),
+}  # fmt: skip
 
 
 def merge(graph: TraceGraph, trace: Trace) -> None:
@@ -71,8 +79,7 @@ def add_variant(node: Node, call: OpCall) -> None:
     node.host = refusal(call.op, call.parts, call.outputs)  # the dtypes may differ from the first call's
     if node.host is not None:
         return
-    known = call.op in SHAPED_BY_SHAPES or all(v is not None for v in call.values)
-    if call.outputs and not known:
+    if call.outputs and not _has_known_shapes(call):
         specs = infer_outputs(call.op, call.entry, call.attrs, call.parts)
         if specs is None:
             node.host = "TensorFlow cannot put it into a graph"
@@ -84,3 +91,11 @@ def add_variant(node: Node, call: OpCall) -> None:
             return
     outputs = tuple(Output(s, v, node) for s, v in zip(call.outputs, call.values, strict=True))
     node.variants[call.parts] = Variant(call.parts, outputs, call.template)
+
+
+def _has_known_shapes(call: OpCall) -> bool:
+    """Returns whether the shapes of its results are known to be the recorded ones for all such inputs."""
+    if call.op in SHAPED_BY_SHAPES or all(v is not None for v in call.values):
+        return True
+    deciding = SHAPED_BY_CONSTANTS.get(call.op)
+    return deciding is not None and call.entry == "fast" and all(isinstance(call.parts[n], Const) for n in deciding)

@@ -14,12 +14,12 @@ import pytest
 import tensorflow as tf
 
 import coexec
-from tracer import location, nodedef
+from tracer import location, merge, nodedef
 from tracer import spec as spec_module
 from tracer.guards import is_guarded
 from tracer.inputs import input_enum
 from tracer.location import Frame, Location, add_library, call_stack, mark_entry
-from tracer.merge import SHAPED_BY_SHAPES
+from tracer.merge import SHAPED_BY_CONSTANTS, SHAPED_BY_SHAPES
 from tracer.op import Const, copied_attrs, freeze, signature_of
 from tracer.private import node_def_pb2, op_def_library
 from tracer.rebuild import infer_outputs
@@ -509,3 +509,68 @@ def test_operations_said_to_be_shaped_by_shapes_are(op):
     specs = infer_outputs(op, "fast", attrs, parts)
     assert specs
     assert None not in specs
+
+
+SHAPED = {
+    "All": lambda b, n: tf.reduce_all(b, 0),
+    "Any": lambda b, n: tf.reduce_any(b, 1),
+    "ArgMax": lambda x, n: tf.argmax(x, 1),
+    "ArgMin": lambda x, n: tf.argmin(x, 0),
+    "BroadcastTo": lambda x, n: tf.broadcast_to(x[:1], [3, 4]),
+    "ConcatV2": lambda x, n: tf.concat([x, x], 0),
+    "Conv2D": lambda x, n: tf.nn.conv2d(tf.reshape(x, [1, 2, 4, 1]), tf.ones([2, 2, 1, 3]), 1, "VALID"),
+    "Conv2DBackpropFilter": lambda x, n: convolved(x)[1],
+    "Conv2DBackpropInput": lambda x, n: convolved(x)[0],
+    "Einsum": lambda x, n: tf.einsum("ij,kj->ik", x, x),
+    "ExpandDims": lambda x, n: tf.expand_dims(x, 1),
+    "Fill": lambda x, n: tf.fill([2, 3], x[0, 0]),
+    "GatherV2": lambda x, n: tf.gather(x, n, axis=1),
+    "Max": lambda x, n: tf.reduce_max(x, 1),
+    "Mean": lambda x, n: tf.reduce_mean(x),
+    "Min": lambda x, n: tf.reduce_min(x, 0, keepdims=True),
+    "Pack": lambda x, n: tf.stack([x, x], 2),
+    "Prod": lambda x, n: tf.reduce_prod(x, 0),
+    "Reshape": lambda x, n: tf.reshape(x, [4, -1]),
+    "ResourceGather": lambda x, n: tf.gather(TABLE, n),
+    "SparseSoftmaxCrossEntropyWithLogits": lambda x, n: tf.nn.sparse_softmax_cross_entropy_with_logits(n, x),
+    "Split": lambda x, n: tf.split(x, 2, 1)[1],
+    "Squeeze": lambda x, n: tf.squeeze(x[:1]),
+    "Sum": lambda x, n: tf.reduce_sum(x, [0, 1]),
+    "Tile": lambda x, n: tf.tile(x, [1, 2]),
+    "Transpose": lambda x, n: tf.transpose(x),
+    "Unpack": lambda x, n: tf.unstack(x)[0],
+}
+TABLE = tf.Variable(tf.ones([5, 3]))
+
+
+def convolved(x):
+    """Returns the gradients of a convolution."""
+    image, kernel = tf.reshape(x, [1, 2, 4, 1]), tf.ones([2, 2, 1, 3])
+    with tf.GradientTape() as tape:
+        tape.watch([image, kernel])
+        result = tf.nn.conv2d(image, kernel, 1, "VALID")
+    return tape.gradient(result, [image, kernel])
+
+
+@pytest.mark.parametrize("op", sorted(SHAPED_BY_CONSTANTS))
+def test_operations_said_to_be_shaped_by_constants_are(op, monkeypatch):
+    """What is recorded is what TensorFlow's shape function says."""
+    agreed = []
+    original = merge._has_known_shapes
+
+    def known(call):
+        found = original(call)
+        if found and call.op == op and call.outputs:
+            specs = infer_outputs(call.op, call.entry, call.attrs, call.parts)
+            agreed.append([spec.shape for spec in specs] == [output.shape for output in call.outputs])
+        return found
+
+    monkeypatch.setattr(merge, "_has_known_shapes", known)
+    x, n = tf.constant([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]]), tf.constant([1, 2])
+    x = x > 2 if op in ("All", "Any") else x
+    step = coexec.function(SHAPED[op])
+    for _ in range(3):
+        np.testing.assert_array_equal(step(x, n), SHAPED[op](x, n))
+    assert agreed
+    assert all(agreed)
+    assert step.stats().followed == 2
