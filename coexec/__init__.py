@@ -7,6 +7,8 @@ from coexec.base.stats import Stats
 from coexec.debug.nan_watch import NonFiniteError
 from coexec.dispatch.padding import dynamic
 from coexec.export.export import ExportError
+from coexec.notebook import load_ipython_extension as load_ipython_extension
+from coexec.notebook import unload_ipython_extension as unload_ipython_extension
 from coexec.training.checkpoint.checkpoint import Checkpoint, CheckpointError
 from coexec.training.checkpoint.checkpoint_writer import WriteError
 from coexec.training.keras.accelerate import accelerate

@@ -26,6 +26,7 @@ from coexec.export.export import refuse, to_tf_function
 from coexec.memoize.door import with_doors
 from coexec.reporting.compiler_ir import IR
 from coexec.reporting.cost import Cost
+from coexec.reporting.html_summary import html_of
 from coexec.reporting.report import Report
 from coexec.reporting.segments import Segments, segments_of
 from tracer import library
@@ -311,6 +312,10 @@ class Function:
 
     def __repr__(self) -> str:
         return f"<coexec.function {self._controller.name}>"
+
+    def _repr_html_(self) -> str:
+        """Returns what notebooks show of it: the verdict, the most expensive causes, and the segments."""
+        return html_of(self._controller.name, self.explain(), str(self.segments()))
 
 
 @overload

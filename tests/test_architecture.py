@@ -54,6 +54,7 @@ COEXEC = [
     ["reporting"],
     ["api"],
     ["training"],
+    ["notebook"],
     ["__init__", "testing"],
     ["cli"],
     ["__main__"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import linecache
 import re
 from collections.abc import Sequence
@@ -62,6 +63,10 @@ class Explanation(str):
         from rich.console import Console
 
         Console().print(self, soft_wrap=True)
+
+    def _repr_html_(self) -> str:
+        """Returns the text as it is, for notebooks, which would show a string's `repr`."""
+        return f"<pre>{html.escape(self)}</pre>"
 
     def __rich__(self) -> Any:
         from rich.text import Text
