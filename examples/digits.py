@@ -16,15 +16,18 @@ import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import keras
-import numpy as np
-import tensorflow as tf
-from absl import app, flags
-from sklearn.datasets import load_digits
-from sklearn.metrics import accuracy_score
-from sklearn.model_selection import train_test_split
+from quiet_start import quiet_start
 
-import coexec
+with quiet_start():
+    import keras
+    import numpy as np
+    import tensorflow as tf
+    from absl import app, flags
+    from sklearn.datasets import load_digits
+    from sklearn.metrics import accuracy_score
+    from sklearn.model_selection import train_test_split
+
+    import coexec
 
 STEPS = flags.DEFINE_integer("steps", 600, "The most training steps of a run.", lower_bound=1)
 BATCH = flags.DEFINE_integer("batch", 32, "Images per step.", lower_bound=1)
