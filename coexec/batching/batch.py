@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import sys
+from types import FrameType
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from coexec.base.causes import Kind as Cause
@@ -30,7 +34,7 @@ from coexec.follow.tape_entry import FastEntry
 from tracer import intercept
 from tracer.constants import constant_output, index_outputs
 from tracer.errors import FailedTensor
-from tracer.faults import absorbs, call
+from tracer.faults import OURS, absorbs, call
 from tracer.inputs import PLAIN, Unsupported, python_spec, settle, small
 from tracer.intercept import tape_is_empty
 from tracer.lazy import LazyTensor, Output, has_pending, new_lazy
@@ -231,7 +235,10 @@ class Batch:
         count, lists = len(known.inputs), known.lists
         indexed = INDEXED.get(op)
         structural = RULES[op][1] if op in RULES else ()
-        key: list[Any] = [op, self.tapes.active]
+        frame = sys._getframe(2)  # of the program: where it issues the operation
+        while (inside := _CODES.get(id(frame.f_code), _CODES)) is None or (inside is _CODES and _is_library(frame)):
+            frame = frame.f_back  # type: ignore[assignment]
+        key: list[Any] = [op, self.tapes.active, id(frame.f_code), frame.f_lasti]
         rows: list[Any] = []
         pending = 0
         at = -1
@@ -292,14 +299,18 @@ class Batch:
                 if number is None:
                     return None
                 key.append(number)
+                pending += 1
                 continue
+            pending += 1
             self._outside(op, at, value, key, rows)
+        if not pending and rows and all(type(row) is Output for row in rows):
+            return None  # on constants alone it runs at once: its result may be an index
         if indexed is not None and not in_range(indexed, args):
             return None
         try:
             site = self._sites.get(tuple(key), _MISSING)
         except TypeError:
-            key = key[: 2 + count] + [freeze(v) for v in key[2 + count :]]
+            key = key[: 4 + count] + [freeze(v) for v in key[4 + count :]]
             site = self._sites.get(tuple(key), _MISSING)
         if site is _MISSING:
             site = self._sites[tuple(key)] = site_of(
@@ -429,7 +440,7 @@ class Batch:
         first = buffers.count
         for out in kind.outputs:
             buffers.new(out.spec, depth, kind.alone)
-        group = site.groups[depth] = Group(kind, depth, first, site.shared, site.tapes)
+        group = site.groups[depth] = Group(kind, depth, first, site)
         group.inputs = [[] for _ in range(inputs)]
         self._pending.append(group)
         return group
@@ -541,6 +552,21 @@ class Batch:
 def _eagerly() -> contextlib.AbstractContextManager[Any]:
     """Returns a context in which operations run, also where the program is tracing a graph."""
     return contextlib.nullcontext() if context.executing_eagerly() else tf.init_scope()
+
+
+# By the id of code: the code, if it is the program's; None of a library's.
+_CODES: dict[int, Any] = {}
+_KEPT: list[Any] = []  # so that ids are not used again
+_LIBRARIES = (*OURS, *(os.path.join(os.path.dirname(module.__file__ or ""), "") for module in (tf, keras)))
+
+
+def _is_library(frame: FrameType) -> bool:
+    """Returns whether a frame is a library's, and notes that."""
+    code = frame.f_code
+    inside = code.co_filename.startswith(_LIBRARIES) and frame.f_back is not None
+    _CODES[id(code)] = None if inside else code
+    _KEPT.append(code)
+    return inside
 
 
 # Operations whose results follow from shapes and constants.

@@ -41,12 +41,13 @@ class Knowledge:
 
 
 class BatchSite:
-    """A kind on certain shared tensors under certain tapes, and its groups by depth."""
+    """A kind at a place of the program, on certain shared tensors under certain tapes, and its groups by depth."""
 
-    __slots__ = ("groups", "kind", "shared", "tapes")
+    __slots__ = ("code", "groups", "kind", "shared", "tapes")
 
-    def __init__(self, kind: OpKind | Folded, shared: tuple[int, ...], tapes: tuple[int, ...]) -> None:
+    def __init__(self, kind: OpKind | Folded, shared: tuple[int, ...], tapes: tuple[int, ...], code: int) -> None:
         self.kind = kind
+        self.code = code  # the id of the code that issues it
         self.shared = shared
         self.tapes = tapes
         self.groups: dict[int, Group] = {}
@@ -96,7 +97,8 @@ def site_of(
             spec = buffers.specs[shared_key(part)]
             general.append((SHARED, spec))
             return Operand(SHARED, spec)
-        general.append(part)
+        # A sum of many takes any number.
+        general.append(part[:2] if op == "AddN" and type(part) is tuple and part[0] is MANY else part)
         if type(part) is tuple:
             if part[0] is MANY:
                 return Operand(MANY, part[1], None, part[2])
@@ -108,7 +110,7 @@ def site_of(
         return Operand(ROW, part) if const is None else Operand(CONSTANT, part.spec, const.value)
 
     for at in range(count):
-        part, value = key[2 + at], args[at]
+        part, value = key[4 + at], args[at]
         outside.append(None)
         if signature.lists[at]:
             if part[0] is MANY:
@@ -133,4 +135,4 @@ def site_of(
         number = len(knowledge.kinds)
         knowledge.kinds[place] = kind_of(number, op, attrs, operands, outside)
     found = knowledge.kinds[place]
-    return None if found is None else BatchSite(found, tuple(shared), tapes)
+    return None if found is None else BatchSite(found, tuple(shared), tapes, key[2])

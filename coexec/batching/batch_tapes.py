@@ -119,4 +119,7 @@ def _sum(parts: list[Any]) -> Any:
 
 def _is_differentiable(entry: Any) -> bool:
     """Whether a gradient may pass through an operation that ran on its own."""
-    return any(not v.dtype.is_integer and not v.dtype.is_bool for v in entry.given())
+    return any(
+        not v.dtype.is_integer and not v.dtype.is_bool and not (type(v) is LazyTensor and v._out.const is not None)
+        for v in entry._inputs
+    )

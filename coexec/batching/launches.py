@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from coexec.batching.buffers import MASK, SHIFT, Buffers, Rows
+from coexec.batching.buffers import MASK, SHIFT, Buffers, Rows, take
 from coexec.batching.schedule import GroupBlock
 
 
@@ -134,7 +134,7 @@ def propagate(launches: list[Launch], gradients: Gradients, wanted: set[int], bu
             if pattern.any():
                 chosen = np.flatnonzero(which == number)
                 here = [i for i, present in enumerate(pattern) if present]
-                cotangents = [tf.gather(totals[i], chosen) for i in here]
+                cotangents = [take(totals[i], chosen) for i in here]
                 _back(done, tuple(seeded[i] for i in here), cotangents, chosen, gradients, wanted, buffers)
 
 
@@ -157,7 +157,7 @@ def _back(
         given = done.given
     else:
         given = [
-            value if argument.shared else tf.gather(value, chosen)
+            value if argument.shared else take(value, chosen)
             for value, argument in zip(done.given, block.arguments, strict=True)
         ]
     found = block.program.backward(given, tuple(sought), seeded, cotangents)

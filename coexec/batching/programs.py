@@ -36,11 +36,11 @@ class ProgramPart(NamedTuple):
 
 
 class Argument(NamedTuple):
-    """One argument of a program; `shared` and `many` as in the rules."""
+    """One argument of a program: shared, rows, or rows of so `many` items each (-1: of any number, 0: of one)."""
 
     spec: Spec
     shared: bool
-    many: bool
+    many: int
 
 
 class Program:
@@ -97,7 +97,8 @@ class Program:
     def _spec(self, argument: Argument) -> Any:
         shape: tuple[Any, ...] = argument.spec.shape
         if not argument.shared:
-            shape = (None, None, *shape) if argument.many else (None, *shape)
+            items = () if not argument.many else (None,) if argument.many < 0 else (argument.many,)
+            shape = (None, *items, *shape)
         return tf.TensorSpec(shape, argument.spec.dtype)
 
     def _spec_of_output(self, number: int) -> Any:
@@ -175,7 +176,7 @@ class _Traced:
         config = config_pb2.ConfigProto()
         config.ParseFromString(ctx.function_call_options.config_proto_serialized)
         config.graph_options.rewrite_options.disable_meta_optimizer = True
-        self._attrs = "executor_type", "", "config_proto", config.SerializeToString()
+        self._attrs = "executor_type", "SINGLE_THREADED_EXECUTOR", "config_proto", config.SerializeToString()
 
     def __call__(self, given: Sequence[Any]) -> list[Any]:
         ctx = context.context()

@@ -18,14 +18,15 @@ from coexec.batching.rules import CONSTANT, MANY, SHARED
 class Group:
     """The instances of one kind at one depth, on the same shared tensors, recorded by the same tapes."""
 
-    __slots__ = ("block", "count", "depth", "first", "inputs", "kind", "place", "shared", "tapes")
+    __slots__ = ("block", "count", "depth", "first", "inputs", "kind", "place", "shared", "site", "tapes")
 
-    def __init__(self, kind: OpKind, depth: int, first: int, shared: tuple[int, ...], tapes: tuple[int, ...]) -> None:
+    def __init__(self, kind: OpKind, depth: int, first: int, site: Any) -> None:
         self.kind = kind
         self.depth = depth
         self.first = first  # the buffer of its first output; the others follow
-        self.shared = shared  # the keys of its shared inputs, in order
-        self.tapes = tapes
+        self.site = site  # where the program issues it
+        self.shared: tuple[int, ...] = site.shared  # the keys of its shared inputs, in order
+        self.tapes: tuple[int, ...] = site.tapes
         self.count = 0
         self.inputs: list[list[Any]] = []  # of each row input the keys; of a list of many a list of keys
         self.block: GroupBlock | None = None
@@ -84,9 +85,7 @@ def _place(group: Group, owners: dict[int, Group], buffers: Buffers, blocks: lis
             if whole is not None and owner is not None and owner.count == group.count:
                 block = owner.block
                 assert block is not None
-                if block.tapes == group.tapes and not owner.kind.alone and (
-                    joined is None or block.number > joined.number
-                ):  # fmt: skip
+                if (joined is None or block.number > joined.number) and _belongs(group, block):
                     joined = block
             elif owner is not None and whole is not None:
                 whole = None
@@ -111,6 +110,20 @@ def _place(group: Group, owners: dict[int, Group], buffers: Buffers, blocks: lis
     joined.wires.append(_wired(group, joined, wholes, owners, buffers))
 
 
+def _belongs(group: Group, block: GroupBlock) -> bool:
+    """Returns whether a group is of the same unit as a block: issued by the same code, once for each instance.
+
+    Groups that correspond by chance, as those of a level with a single node do, would make ever other programs.
+    """
+    first = block.groups[0]
+    return (
+        block.tapes == group.tapes
+        and not first.kind.alone
+        and first.site.code == group.site.code
+        and all(other.site is not group.site for other in block.groups)
+    )
+
+
 def _flat(keys: list[Any]) -> Any:
     return keys if type(keys[0]) is not list else (k for items in keys for k in items)
 
@@ -127,7 +140,7 @@ def _wired(
             key = next(shared)
             number = _known(block, key)
             if number < 0:
-                number = _argument(block, Argument(operand.spec, True, False), key, shared_key(key))
+                number = _argument(block, Argument(operand.spec, True, 0), key, shared_key(key))
             wires.append(Wire(-1, number))
             continue
         keys, whole = next(rows)
@@ -138,7 +151,8 @@ def _wired(
         number = _known(block, keys)
         if number < 0:
             flat = list(_flat(keys))
-            argument = Argument(operand.spec, False, operand.mode == MANY)
+            items = 0 if operand.mode != MANY else -1 if group.kind.call.op == "AddN" else operand.items
+            argument = Argument(operand.spec, False, items)
             number = _argument(block, argument, keys, Rows(flat, whole))
         wires.append(Wire(-1, number))
     return tuple(wires)
