@@ -78,7 +78,7 @@ def report(directory: str | os.PathLike[str]) -> Report:
 
     It is written now, as far as functions have been called, and again at the end of the `with` block, by `write()`, or
     when the process ends. The timeline begins now: before, and without a report, no events are recorded. Its first and
-    last events are kept, 50,000 in all.
+    last events are kept, 50,000 in all; functions that are called meanwhile, up to 64, are held until then.
 
         with coexec.report("report"):
             train()

@@ -60,6 +60,7 @@ class Timeline:
         self.first: list[TimelineEvent] = []
         self.last: collections.deque[TimelineEvent] = collections.deque(maxlen=tuning.timeline_last)
         self.count = 0  # of all events
+        self.held: dict[int, Any] = {}  # controllers of calls, by id: a report at the end shows what is gone by then
         self.users = 0  # who have begun it, and not ended it
         self.rates: dict[str, Rate] = {}  # by function
         self.threads: dict[int, str] = {}
@@ -80,6 +81,11 @@ class Timeline:
                 if name not in self.rates:
                     self.rates[name] = Rate()
                 self.rates[name].add(ended - self.began, ended - began)
+
+    def hold(self, controller: Any) -> None:
+        """Keeps a controller until the timeline is released, unless there are many."""
+        if id(controller) not in self.held and len(self.held) < tuning.report_functions:
+            self.held[id(controller)] = controller
 
     def snapshot(self) -> tuple[list[TimelineEvent], int]:
         """Returns the events that are kept, and how many between the first and the last ones are not."""

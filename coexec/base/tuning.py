@@ -337,6 +337,7 @@ class Tuning:
     timeline_last: int = 45_000  # and from the end; an event takes some 250 bytes
     rate_interval: float = 0.05  # seconds, of the step rate; doubled when there are more of them than
     rate_intervals: int = 400
+    report_functions: int = 64  # that are held until the report is written
     summary_causes: int = 4  # shown of a function in a notebook
     report_text: int = 400  # characters of an event's or a cause's text
     # Of the drawn graph: the most blocks in one iteration of what repeats, the fewest iterations that are folded, and

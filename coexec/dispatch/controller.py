@@ -106,6 +106,7 @@ class Controller:
         self, events: timeline.Timeline, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Runs a call, and adds it to a timeline, and to TensorFlow's profile if one is taken."""
+        events.hold(self)
         counts = self.ledger.counts
         before, began = timeline.counts_of(counts), time.perf_counter()
         try:

@@ -61,10 +61,11 @@ class Report:
     def data(self) -> dict[str, Any]:
         """Returns what is known so far, as data that `json` can write."""
         events = self._timeline or Timeline()
+        known = {id(each): each for each in (*self._controllers(), *list(events.held.values()))}
         return {
             "format": FORMAT,
             "about": _about(events),
-            "functions": [_patiently(each, events) for each in _ranked(self._controllers())],
+            "functions": [_patiently(each, events) for each in _ranked(known.values())],
             "timeline": _events(events),
         }
 

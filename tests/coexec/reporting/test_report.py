@@ -1,10 +1,12 @@
 """The report: a page, its data and a trace of what happened; bounded, whole, and written however the process ends."""
 
+import gc
 import json
 import os
 import re
 import subprocess
 import sys
+import weakref
 
 import keras
 import pytest
@@ -152,6 +154,21 @@ def test_what_was_called_before_is_written_at_once(tmp_path):
     step(X, False)
     report.close()
     assert calls() == (six, events)
+
+
+def test_functions_that_are_gone_are_shown_and_released_then(tmp_path):
+    """A report at the end of a script has those of its `main`."""
+    with coexec.report(tmp_path):
+        step = training(coexec.function(name=str(tmp_path)))
+        step(X, False)
+        controller = weakref.ref(step._controller)
+        del step
+        gc.collect()
+        assert controller() is not None
+    data = json.loads((tmp_path / "report.json").read_text())
+    assert [each["stats"]["calls"] for each in data["functions"] if each["name"] == str(tmp_path)] == [1]
+    gc.collect()
+    assert controller() is None
 
 
 @pytest.mark.parametrize("directory", [None, 3])
