@@ -163,10 +163,15 @@ class Function:
         self._function = function
         self._options = options
         name = options.name or getattr(function, "__qualname__", None) or type(function).__name__
-        run = with_doors(function) if options.regions == "all" and not options.control_flow else function
-        self._controller = Controller(with_signature(run, options.input_signature), options, name)
+        plain = with_signature(function, options.input_signature)
+        watched = options.regions == "all" and not options.control_flow
+        self._controller = Controller(plain, options, name, self._with_doors if watched else None)
         _functions.add(self)
         self._transparent = inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function)
+
+    def _with_doors(self) -> Callable[..., Any]:
+        """Returns what to call once calls of helpers are memoized, too."""
+        return with_signature(with_doors(self._function), self._options.input_signature)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if self._transparent:  # the body runs later, outside this call
@@ -362,8 +367,9 @@ def function(
       autograph: accepted for compatibility with `tf.function`, and ignored: Python runs as it is.
       regions: memoize calls into Keras (layers, losses, metrics, optimizers, gradients): skip their Python where they
         are known to do the same again. False runs their Python on every call. "all" also memoizes calls of helpers,
-        methods and other libraries, whose Python is watched instruction by instruction while they are learnt: faster
-        in the end, slower in the first calls. Experimental; on CPython 3.11, and without `control_flow`.
+        methods and other libraries, once the function has settled: their Python is watched instruction by instruction
+        while they are learnt, in a share of the time that calls take, and no more where that does not pay.
+        Experimental; on CPython 3.11, and without `control_flow`.
       control_flow: run loops and branches whose conditions are tensors on the device, as far as they only compute, and
         follow calls of graph functions (`tf.function`) that only compute. Experimental: effects of a loop or branch are
         found by reading its source, and some are known to be missed (see the README). By default Python takes every

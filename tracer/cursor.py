@@ -301,7 +301,6 @@ class Cursor:
         or turn the node into a host op. Raises `core._FallbackException` for an operation that is known to take
         TensorFlow's slow path here, so that TensorFlow issues it through `execute`.
         """
-        self.adopted += 1
         here = self.step
         signature = signature_of(op)
         frames, _ = call_stack()
@@ -312,6 +311,7 @@ class Cursor:
             if entry == "fast" and (op, Location(frames, 0)) in self.graph.slow:
                 raise core._FallbackException("this operation takes TensorFlow's slow path")
             node = self.graph.repeat(op, entry, attrs, location)
+        self.adopted += 1
         if node is None:
             self._mismatch("new operation", location, self._expected(), f"{op}{list(attrs) or ''}")
             return None

@@ -19,6 +19,10 @@ class Handler(Protocol):
     def open(self) -> bool:
         """Whether it handles library calls."""
 
+    @property
+    def watches(self) -> Any:
+        """What pays for learning calls of the program's functions; None if these are not learnt now."""
+
     def fast(self, op: str, name: Any, args: tuple[Any, ...]) -> Any: ...
 
     def execute(self, device: Any, op: Any, inputs: Any, attrs: Any, outputs: int, cancel: Any) -> Any: ...

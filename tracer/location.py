@@ -57,6 +57,8 @@ _library_prefixes = [_package_directory(m) for m in (tensorflow, keras, numpy)] 
 # The values keep the code objects alive, so ids are not reused.
 _codes: dict[int, tuple[CodeType, bool]] = {}
 _frames: dict[tuple[int, int], tuple[Frame, bool | Guard, CodeType]] = {}
+# Offsets in the code that a twin was made from, by those in its own: both give the same locations.
+_offsets: dict[int, tuple[CodeType, dict[int, int]]] = {}
 # The only library code that counts as a guard: Keras adds to an error which layer it came from.
 _naming: set[int] = set()
 _entries: set[int] = set()
@@ -73,6 +75,11 @@ def mark_entry(code: CodeType) -> None:
     """Makes the walk stop at frames of `code`: its callers are not part of a location."""
     _entries.add(id(code))
     _codes[id(code)] = (code, False)
+
+
+def stand_for(code: CodeType, offsets: dict[int, int]) -> None:
+    """Makes frames of `code` give the locations of other code, which has the same instructions at other offsets."""
+    _offsets[id(code)] = code, offsets
 
 
 def is_entry(code: CodeType) -> bool:
@@ -139,7 +146,10 @@ def _walk(frame: Any, judging: bool) -> tuple[list[Frame], bool, bool, bool]:
             known = _frames.get(key)
             if known is None:
                 name = getattr(code, "co_qualname", code.co_name)
-                place = Frame(code.co_filename, name, frame.f_lineno or 0, start_of(code, frame.f_lasti))
+                offset = start_of(code, frame.f_lasti)
+                if id(code) in _offsets:
+                    offset = _offsets[id(code)][1].get(offset, offset)
+                place = Frame(code.co_filename, name, frame.f_lineno or 0, offset)
                 known = _frames[key] = (place, guard_of(code, frame.f_lasti, frame.f_globals), code)
             stack.append(known[0])
             if judging and known[1] is not False:

@@ -40,7 +40,8 @@ Relies on TensorFlow 2.21; `tests/tracer/test_private.py` pins what each part mu
   which name.
 * `is_resource_variable`, `CompositeTensor`: what C++ would convert past the hooks.
 * `ResourceVariable`, `variable_accessed`: what `tf.Variable(...)` makes, how it is read, and how tapes are notified.
-* `gen_resource_variable_ops`: the operations issued by a variable's writing methods; `_lazy_read`: what those return.
+* `gen_resource_variable_ops`: the operations issued by a variable's writing methods; `_lazy_read`: what those return,
+  an `UnreadVariable`, whose constructor takes what it keeps in fields of the same names.
 * `KerasVariable`: the class whose operators call functions of `keras_numpy` on its `_value`, a `tf.Variable`, which its
   `assign` writes; all check `global_state` for an `autocast_scope` and a `stateless_scope`.
 * `DatasetV2._functions`, `_inputs`: the functions that a dataset runs, and its input datasets.
@@ -82,6 +83,7 @@ from tensorflow.python.framework.composite_tensor import CompositeTensor
 from tensorflow.python.framework.config import is_op_determinism_enabled
 from tensorflow.python.ops import check_ops, control_flow_assert, gen_resource_variable_ops, handle_data_util
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable, is_resource_variable, variable_accessed
+from tensorflow.python.ops.resource_variable_ops import _UnreadVariable as UnreadVariable
 from tensorflow.python.ops.script_ops import FuncRegistry
 from tensorflow.python.trackable.base import Trackable
 
@@ -95,8 +97,9 @@ injecting_code = next(c for c in inject_argument_info.__code__.co_consts if insp
 
 __all__ = [
     "CompositeTensor", "EagerTensor", "FuncRegistry", "KerasNode", "KerasVariable", "ResourceVariable", "Trackable",
-    "binary_assert", "compiler_ir_of", "config_pb2", "constant_op", "context", "core", "cpp_shape_inference_pb2",
-    "func_graph", "function_pb2", "functions_of_dataset", "gen_resource_variable_ops", "global_state", "gradient_code",
+    "UnreadVariable",
+    "binary_assert", "config_pb2", "constant_op", "context", "core", "cpp_shape_inference_pb2", "func_graph",
+    "function_pb2", "functions_of_dataset", "gen_resource_variable_ops", "global_state", "gradient_code",
     "handle_data_util", "inject_argument_info", "injecting_code", "is_op_determinism_enabled", "is_resource_variable",
     "keras_config", "keras_losses", "keras_numpy", "keras_tracking", "node_def_pb2", "op_def_library",
     "op_def_registry", "ops", "plain_assert", "pywrap_tf_session", "pywrap_tfe", "quiet", "record", "tensor_shape_pb2",

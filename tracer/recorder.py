@@ -26,6 +26,7 @@ class Recorder:
     """The handler of a recorded call: runs each operation at once, as without hooks, and adds it to the trace."""
 
     open = False
+    watches = None
     tapes = None
 
     def __init__(self, trace: Trace, counts: Counter[Any] | None = None) -> None:

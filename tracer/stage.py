@@ -37,6 +37,7 @@ class Stage:
     """
 
     open = False
+    watches = None
     tapes = None
     device: str | None = None
 

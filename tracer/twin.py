@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import ast
 import copy
+import dis
 import inspect
 import warnings
 from types import CodeType, FunctionType
 from typing import Any
 
+from tracer.location import stand_for
 from tracer.source import function_of
 
 Door = Any  # called with what a program calls; returns what to call
@@ -22,9 +24,11 @@ _MARK = "tracer.twin: a door"
 
 # Names of functions that inspect their callers' frames, and would find a wrapper's.
 _OF_FRAMES = frozenset("""
-    _getframe currentframe stack getouterframes getinnerframes extract_stack print_stack format_stack findCaller warn
-    warn_explicit f_back trace _current_frames settrace setprofile
+    _getframe currentframe getouterframes getinnerframes extract_stack print_stack format_stack findCaller warn
+    warn_explicit f_back _current_frames settrace setprofile
 """.split())  # noqa: SIM905
+# These, too, if they are those of `inspect`: other modules have functions of the same names (`tf.stack`).
+_OF_INSPECT = frozenset({"stack", "trace"})
 # These refer to the frame that they are called in, or compile calls themselves.
 _OF_THIS_FRAME = frozenset({"super", "locals", "globals", "vars", "dir", "eval", "exec", "breakpoint"})
 
@@ -33,9 +37,15 @@ _twins: dict[int, tuple[CodeType, CodeType | None]] = {}
 MAX_TWINS = 4096
 
 
-def looks_at_frames(code: CodeType) -> bool:
-    """Returns whether code may inspect its callers' frames."""
-    return not _OF_FRAMES.isdisjoint(code.co_names)
+def looks_at_frames(code: CodeType, namespace: dict[str, Any]) -> bool:
+    """Returns whether code with these globals may inspect its callers' frames."""
+    names = code.co_names
+    if not _OF_FRAMES.isdisjoint(names):
+        return True
+    if _OF_INSPECT.isdisjoint(names):
+        return False
+    known = {id(inspect), id(inspect.stack), id(inspect.trace)}
+    return "inspect" in names or not known.isdisjoint(id(namespace.get(name)) for name in names)
 
 
 def twin_of(function: FunctionType, door: Door) -> FunctionType | None:
@@ -44,7 +54,10 @@ def twin_of(function: FunctionType, door: Door) -> FunctionType | None:
     if id(code) not in _twins:
         if len(_twins) >= MAX_TWINS:
             _twins.clear()
-        _twins[id(code)] = code, _compile(code, function.__globals__, door)
+        made = _compile(code, function.__globals__, door)
+        if made is not None:
+            _align(made, code)
+        _twins[id(code)] = code, made
     made = _twins[id(code)][1]
     if made is None:
         return None
@@ -56,6 +69,29 @@ def twin_of(function: FunctionType, door: Door) -> FunctionType | None:
     twin.__dict__ = function.__dict__
     twin.__annotations__, twin.__doc__ = function.__annotations__, function.__doc__
     return twin
+
+
+def _align(made: CodeType, code: CodeType) -> None:
+    """Has the twin's frames, and those of functions in it, give the original's locations."""
+    known: dict[Any, list[int]] = {}
+    for kind, offset in _instructions(code):
+        known.setdefault(kind, []).append(offset)
+    offsets = {}
+    for kind, offset in _instructions(made):  # a call comes before the door's of its result, which is at its place
+        if places := known.get(kind):
+            offsets[offset] = places.pop(0)
+    stand_for(made, offsets)
+    inner = [[const for const in each.co_consts if isinstance(const, CodeType)] for each in (made, code)]
+    for one, other in zip(*inner, strict=False):
+        _align(one, other)
+
+
+def _instructions(code: CodeType) -> list[tuple[Any, int]]:
+    """Returns what each instruction does and for which part of the source, and its offset."""
+    return [
+        (("LOAD_ATTR" if each.opname == "LOAD_METHOD" else each.opname, each.positions), each.offset)
+        for each in dis.get_instructions(code)
+    ]
 
 
 class _Doors(ast.NodeTransformer):
@@ -72,7 +108,7 @@ class _Doors(ast.NodeTransformer):
 
 def _compile(code: CodeType, namespace: dict[str, Any], door: Door) -> CodeType | None:
     """Returns the code of a function's twin, or None if it has none."""
-    if looks_at_frames(code) or code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+    if looks_at_frames(code, namespace) or code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
         return None
     node = function_of(code, namespace)
     if not isinstance(node, ast.FunctionDef) or any(map(_is_mangled, (*code.co_names, *code.co_varnames))):

@@ -120,6 +120,16 @@ class Tuning:
     # Calls of a helper that are neither skipped nor learnt, in a row, after which it is called directly.
     helper_misses: int = 24
     max_helpers: int = 10_000  # that are known at a time
+    # Calls of helpers are watched after this many steady calls of the function, if they follow as many
+    # operations one by one, for this share of the time that calls take; a watched call takes some thirty times as long.
+    watched_from: int = 32
+    watched_operations: int = 16
+    watched_share: float = 0.2
+    watched_idle: int = 24  # calls without a watched one, after which there is nothing left to learn
+    watched_calls: float = 20.0  # steady calls' time, after which watching one call is given up,
+    watched_in_all: float = 100.0  # and after which the function's calls are watched no more
+    watched_worth: float = 0.95  # the most that calls may then take, as a multiple of before
+    watched_known: int = 64  # known objects in a row, newest first, behind which no new ones are looked for
     max_guards: int = 4000  # of one call: 20 to 50 ns each
     watched_depth: int = 8  # levels of containers that are read as a whole
     watched_array: int = 64  # numbers in an array that are compared on every call

@@ -71,6 +71,7 @@ class NanWatch:
 
     device: str | None = None  # operations that the program places on a device are checked, too
     open = False
+    watches = None
     tapes: Any = None
 
     def __init__(self, directory: str | None = None) -> None:

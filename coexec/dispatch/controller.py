@@ -31,6 +31,7 @@ from coexec.follow.follower import Follower, LibraryCall
 from coexec.launch.executor import SegmentExecutor
 from coexec.memoize.call_site import CallSites
 from coexec.memoize.known_calls import KnownCalls
+from coexec.memoize.watch_budget import Watching
 from tracer import intercept, library
 from tracer.faults import absorbs, is_fault, passes
 from tracer.graph import Step, TraceGraph
@@ -49,7 +50,10 @@ if TYPE_CHECKING:
 class Controller:
     """Runs the calls of one function: records the first, follows the rest, backs off where following does not pay."""
 
-    def __init__(self, function: Callable[..., Any], options: Options, name: str) -> None:
+    def __init__(
+        self, function: Callable[..., Any], options: Options, name: str, with_doors: Callable[[], Any] | None = None
+    ) -> None:
+        self._plain, self._with_doors = function, with_doors
         self.function = function
         self.options = options
         self.name = name
@@ -303,6 +307,7 @@ class Controller:
         self.ran = following.ran
         finished = False
         compiles, validated = self.ledger.counts["compiles"], self.ledger.counts["validated"]
+        watched = self.known_calls.watching.spent
         began = time.perf_counter()
         try:
             with intercept.handling(following), following:
@@ -332,9 +337,10 @@ class Controller:
                 counts = self.ledger.counts
                 compiled = (compiles, validated) != (counts["compiles"], counts["validated"])
                 known = not following.cursor.adopted and following.recorder is None and not compiled
-                self.account.timed(seconds, known)
-                if not known:
-                    hand_over()
+                watched = self.known_calls.watching.spent - watched
+                seconds -= watched
+                self.account.timed(seconds, known and not watched)
+                self._consider_watching(following, seconds, known)
                 if following.divergence is not None:
                     following.divergence.seconds += seconds
                 if following.trial is not None:
@@ -344,6 +350,19 @@ class Controller:
                     self.account.invested(seconds)
                 elif following.trial is None or following.trial.on_device:
                     self._consider(following, seconds, self._most(following, known, compiled))
+
+    def _consider_watching(self, following: Follower, seconds: float, known: bool) -> None:
+        """Has calls of helpers learnt where that is due and pays."""
+        if self._with_doors is None:
+            return
+        watching = self.known_calls.watching
+        before = watching.phase
+        watching.called(seconds, known, self.last_events - following.jumped)
+        if watching.phase is not before:
+            if watching.phase is Watching.LEARNING:
+                self.function = self._with_doors()
+            elif watching.phase is Watching.IN_VAIN:
+                self.function = self._plain
 
     def _call_site(self, following: Follower) -> LibraryCall:
         return CallSites(following, self.known_calls).call

@@ -179,6 +179,7 @@ class CallState:
         "trial",
         "unseen",
         "values",
+        "watches",
     )  # fmt: skip
     lock = lock
 
@@ -217,6 +218,7 @@ class CallState:
         self.flight: tuple[Step, AsyncLaunch] | None = None  # the async launch, and up to which step
         self.trial: TimedCall | None = None  # what the call is timed for
         self.budget = Budget()
+        self.watches: Any = None  # the `WatchBudget` that pays for learning calls of helpers, where it affords that
         self.before = before  # the tail launch of the call before
         self.ahead: LateLaunch | None = None  # the tail launch of this one
         self.faults: list[BaseException] = []  # errors of the runtime itself

@@ -36,6 +36,11 @@ class Unwatched:
         """Whether library calls are passed to `library`."""
         return self._handler.open
 
+    @property
+    def watches(self) -> Any:
+        """What pays for learning calls of the program's functions."""
+        return self._handler.watches
+
     def fast(self, op: str, name: Any, args: tuple[Any, ...]) -> Any:
         """Handles an operation issued by a generated wrapper."""
         if not _is_plain(args):

@@ -6,6 +6,7 @@ others are refused.
 
 from __future__ import annotations
 
+import _hashlib
 import _operator
 import _thread
 import _weakref
@@ -13,11 +14,13 @@ import abc
 import builtins
 import collections
 import functools
+import hashlib
 import itertools
 import math
 import re
 import sys
 import types
+import weakref
 from typing import Any
 
 import numpy as np
@@ -32,10 +35,11 @@ COMPUTING: frozenset[Any] = frozenset(
         len, isinstance, issubclass, callable, min, max, sum, sorted, any, all, abs, round, divmod, pow, iter, chr,
         ord, format, repr, ascii, bin, hex, oct, hash, functools.reduce, _operator.index, sys.intern,
         sys.getrecursionlimit, sys.exc_info, _checks_instance, _checks_subclass, sys.is_finalizing,
-        _thread.get_ident, _weakref.getweakrefcount,
+        _thread.get_ident, _weakref.getweakrefcount, id, locals,
         *(f for f in vars(math).values() if isinstance(f, types.BuiltinFunctionType)),
         *(f for f in vars(_operator).values() if isinstance(f, types.BuiltinFunctionType)
           and not f.__name__.startswith("i") and f.__name__ not in ("setitem", "delitem", "attrgetter", "call")),
+        *(f for name, f in vars(_hashlib).items() if name.startswith("openssl_")),
     }
 )  # fmt: skip
 
@@ -43,6 +47,7 @@ COMPUTING: frozenset[Any] = frozenset(
 MAKING: frozenset[type] = frozenset({
     object, type, super, list, tuple, dict, set, frozenset, int, float, complex, bool, str, bytes, bytearray, slice,
     range, enumerate, zip, map, filter, reversed, property, staticmethod, classmethod, functools.partial,
+    types.MappingProxyType, weakref.ref,
     collections.deque, collections.OrderedDict, collections.defaultdict, types.MethodType, types.SimpleNamespace,
     itertools.chain, itertools.repeat, itertools.islice, itertools.starmap, itertools.product,
     itertools.zip_longest, itertools.accumulate, itertools.combinations, itertools.permutations, itertools.takewhile,
@@ -51,6 +56,9 @@ MAKING: frozenset[type] = frozenset({
     np.float16, np.float32, np.float64, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32,
     np.uint64, np.bool_, np.complex64, np.complex128, np.dtype,
 })  # fmt: skip
+
+# Those that return an array of their own, whatever they are given.
+MAKING_ARRAYS: frozenset[Any] = frozenset({np.zeros, np.empty, np.arange, np.concatenate})
 
 # NumPy functions that compute a new array.
 _NUMPY = frozenset("""
@@ -78,6 +86,13 @@ UNCHANGING = (
 LOCKS = (type(_thread.allocate_lock()), type(_thread.RLock()))
 LOCKING = frozenset({"acquire", "release", "__enter__", "__exit__", "locked", "_is_owned"})
 
+# Hashes of text, and what reads one.
+HASHING = frozenset({"digest", "hexdigest", "copy"})
+HASH = type(hashlib.sha256())
+
+# `Dispatch` looks for handlers by the types of the arguments, and calls Python.
+_STRUCTURES = ("Is", "is_", "Flatten", "AssertSame", "SameNamedtuples", "Dispatch")
+
 READING_ATTRIBUTES: frozenset[Any] = frozenset({getattr, hasattr})
 WRITING_ATTRIBUTES: frozenset[Any] = frozenset({setattr, delattr})
 STEPPING: frozenset[Any] = frozenset({next})
@@ -97,6 +112,16 @@ def is_of_numpy(function: Any) -> bool:
         getattr(function, "__name__", None) in _NUMPY
         and getattr(np, getattr(function, "__name__", ""), None) is function
     )
+
+
+def reads_structure(function: Any) -> bool:
+    """Returns whether this is a C function of TensorFlow's that looks at structures, but at nothing in their leaves."""
+    return is_of_tensorflow(function) and str(getattr(function, "__name__", "")).startswith(_STRUCTURES)
+
+
+def counts(function: Any) -> bool:
+    """Returns whether this is one of TensorFlow's functions that count its own use, for its developers."""
+    return is_of_tensorflow(function) and str(getattr(function, "__name__", "")).startswith("TFE_Monitoring")
 
 
 def is_of_tensorflow(function: Any) -> bool:

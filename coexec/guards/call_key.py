@@ -73,6 +73,8 @@ class CallArguments:
             return "slices", self.key(value.values), self.key(value.indices), self.key(value.dense_shape)
         if self._objects is not None and kind is MethodType:
             return MethodType, self.key(value.__self__), self.key(value.__func__)
+        if self._objects is not None and isinstance(value, (np.number, np.bool_)):
+            return kind, freeze(value)
         if self._objects is not None and self._objects(value):
             self.anchors.append(value)
             return id(value)

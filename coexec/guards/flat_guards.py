@@ -36,6 +36,7 @@ class FlatGuards:
         self._items: dict[int, tuple[Any, dict[Any, Any]]] = {}  # by dictionary: entries by key
         self._contents: dict[int, tuple[Any, tuple[Any, ...]]] = {}  # by container: all items
         self._cells: dict[int, tuple[Any, Any]] = {}
+        self._contexts: dict[int, tuple[Any, Any]] = {}  # context variables
         self._functions: dict[int, Any] = {}
         self._computed: dict[tuple[int, str], tuple[Any, str, Any]] = {}  # attributes not stored in a `__dict__`
         self._arrays: dict[int, tuple[Any, Any]] = {}
@@ -80,6 +81,12 @@ class FlatGuards:
         """Guards the content of a cell."""
         if id(cell) not in self._cells:
             self._cells[id(cell)] = cell, value
+            self._add(value)
+
+    def read_context(self, variable: Any, value: Any) -> None:
+        """Guards the value of a context variable; `MISSING` if it has none, also by default."""
+        if id(variable) not in self._contexts:
+            self._contexts[id(variable)] = variable, value
             self._add(value)
 
     def read_computed(self, holder: Any, name: str, value: Any) -> None:
@@ -132,6 +139,8 @@ class FlatGuards:
             if value is MISSING:
                 continue  # reading it raises, as it did
             lines.append(self._is(f"{self._constant(cell)}.cell_contents", value))
+        for variable, value in self._contexts.values():
+            lines.append(self._is(f"{self._constant(variable)}.get(M)", value))
         for function in self._functions.values():
             name = self._constant(function)
             lines += [

@@ -166,6 +166,8 @@ class PurityProof:
             raise Refused("it cannot be guarded")
         return found
 
+    effects: tuple[Any, ...] = ()  # what has changed: nothing, as the source shows
+
     def end(self) -> tuple[StateGuards, list[Any], list[Any]]:
         """Returns the guards of what the functions have read, and the variables and Keras objects among that.
 

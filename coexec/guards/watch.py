@@ -10,27 +10,36 @@ from __future__ import annotations
 
 import gc
 import inspect
+import math
 import os
 import sys
+import time
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 from coexec.guards.flat_guards import FlatGuards
 from coexec.guards.watched_calls import WatchedCalls
-from coexec.guards.watched_opcodes import todo
-from coexec.guards.watched_state import WatchedState
+from coexec.guards.watched_opcodes import is_call, todo
+from coexec.guards.watched_state import Effect, WatchedState
 from tracer import hooks
 from tracer.effects import is_of_the_standard_library
 from tracer.errors import Refused
 from tracer.faults import OURS, is_passing
 from tracer.location import is_user
-from tracer.twin import looks_at_frames
 from tracer.value_stack import function_of_frame, local, top
 
 _TRUSTED, _WATCHED, _ASKS, _OURS = "trusted", "watched", "asks", "ours"
 # Modules of the standard library that only inspect classes and their methods.
 _ASKING = frozenset({"abc", "typing", "_weakrefset", "collections.abc", "_collections_abc"})
+# Run whenever an object ends that is held weakly; it only leaves the container.
+_ENDS = frozenset(
+    const
+    for kind in (weakref.WeakValueDictionary, weakref.WeakKeyDictionary, weakref.WeakSet)
+    for const in kind.__init__.__code__.co_consts
+    if isinstance(const, types.CodeType)
+)
 _PACKAGES = ("coexec.", "tracer.")  # including generated code
 _FROZEN = "<frozen importlib"
 
@@ -45,19 +54,22 @@ hooks.Hooks(
 class Watch:
     """Observes one call; `reason` says why its reads and effects cannot be known.
 
-    Has the interface of `PurityProof`. `original` returns the original of a twin.
+    Has the interface of `PurityProof`. `original` returns the original of a twin; `most` is how many seconds it may
+    take.
     """
 
     is_needed = True
 
-    def __init__(self, original: Callable[[Any], Any]) -> None:
+    def __init__(self, original: Callable[[Any], Any], most: float = math.inf) -> None:
         self.reason: str | None = None
+        self.effects: list[Effect] = []  # what it has changed, after `end`
         self._refused: Callable[[str], None] | None = None  # called with the first reason
         self._state = WatchedState(original)
         self._calls = WatchedCalls(self._state)
         self.premises = self._state.guards
         self._kinds: dict[int, tuple[types.CodeType, str]] = {}
         self._running = False
+        self._most, self._until = most, math.inf
         self._away: types.FrameType | None = None  # the running frame of the runtime
 
     # Called by `Effects`, which observes the same call.
@@ -77,6 +89,7 @@ class Watch:
         self._refused = refused
         gc.collect(0)
         self._running = True
+        self._until = time.perf_counter() + self._most
         sys.settrace(self._event)
 
     def stop(self) -> None:
@@ -101,12 +114,12 @@ class Watch:
         """Returns the guards of what was read, no variables, and the Keras objects among that.
 
         Raises:
-          Refused: if it changes earlier state, or reads what cannot be guarded.
+          Refused: if it changes earlier state in a way that cannot be repeated, or reads what cannot be guarded.
         """
         self.stop()
         if self.reason is not None:
             raise Refused(self.reason)
-        self._state.check_effects()
+        self.effects = self._state.effects()
         self.premises.finish()
         return self.premises, [], list(self._state.keras.values())
 
@@ -114,6 +127,9 @@ class Watch:
 
     def _event(self, frame: types.FrameType, event: str, _: Any) -> Any:
         if not self._running:
+            return None
+        if time.perf_counter() > self._until:
+            self._refuse(Refused("watching it takes too long"), frame)
             return None
         code = frame.f_code
         kind = self._kinds.get(id(code))
@@ -126,8 +142,6 @@ class Watch:
         try:
             if kind[1] is _TRUSTED and self._calls.is_plain_call(frame):
                 return None
-            if looks_at_frames(code) and kind[1] is not _TRUSTED and not is_of_the_standard_library(frame):
-                raise Refused(f"{code.co_name} may look at the frames of its callers")
             function = function_of_frame(frame)
             if type(function) is types.FunctionType:
                 function = self._state.original(function)
@@ -164,10 +178,10 @@ class Watch:
         if event != "opcode" or not self._running:
             return self._opcode
         try:
-            if self._calls.makes is frame:
+            code = frame.f_code
+            if self._calls.makes is frame and not is_call(code, frame.f_lasti):
                 self._calls.makes = None
                 self._state.made(top(frame))
-            code = frame.f_code
             due = todo(code).get(frame.f_lasti)
             if due is not None:
                 due[0](self._calls, frame, due[1], due[2])
@@ -190,8 +204,11 @@ def _kind_of(frame: types.FrameType) -> str:
     code = frame.f_code
     if code.co_filename.startswith(OURS) or str(frame.f_globals.get("__name__")).startswith(_PACKAGES):
         return _OURS
-    if code.co_filename.startswith(_FROZEN) or not is_user(code):
-        return _TRUSTED
-    if frame.f_globals.get("__name__") in _ASKING:
+    # An import statement is guarded where it is run; a module that it loads would be watched.
+    if code.co_filename.startswith(_FROZEN) or frame.f_globals.get("__name__") in _ASKING:
         return _ASKS
+    if code in _ENDS:
+        return _ASKS
+    if not is_user(code):
+        return _TRUSTED
     return _WATCHED

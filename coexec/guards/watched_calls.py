@@ -6,9 +6,11 @@ is trusted if its arguments are plain values.
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import inspect
 import operator
+import sys
 import types
 import weakref
 from typing import Any
@@ -23,8 +25,10 @@ from coexec.guards import c_functions as c
 from coexec.guards.flat_guards import items_of
 from coexec.guards.state import HEAP
 from coexec.guards.watched_state import KERAS, WatchedState, is_key, of_class
+from tracer.effects import is_of_the_standard_library
 from tracer.errors import Refused
 from tracer.lazy import LazyTensor
+from tracer.location import is_user
 from tracer.private import EagerTensor, pywrap_tfe
 from tracer.value_stack import NULL, local
 
@@ -41,6 +45,8 @@ _C_FUNCTIONS = (
     types.ClassMethodDescriptorType,
 )  # fmt: skip
 _CALLABLE = (operator.attrgetter, operator.itemgetter, operator.methodcaller)
+_DISPATCHER = type(np.concatenate)
+_RECORD = "pybind11_detail_function_record"
 _CAPSULE = type(pywrap_tfe.TFE_Py_FastPathExecute.__self__)
 _OF_OBJECT = frozenset({
     "__init__", "__new__", "__init_subclass__", "__eq__", "__ne__", "__hash__", "__str__", "__repr__", "__format__",
@@ -71,6 +77,7 @@ class WatchedCalls:
 
     def _is_plain(self, value: Any, depth: int) -> bool:
         """Returns whether trusted code may be passed a value; guards the containers in it."""
+        value = self.state.inner(value)
         kind = type(value)
         if isinstance(value, _PLAIN):
             if isinstance(value, tuple):
@@ -104,6 +111,8 @@ class WatchedCalls:
         kind = type(function)
         if kind is types.FunctionType:
             return  # its frame is watched
+        if function is sys._getframe and _asks_for_trusted(frame):
+            return
         if kind is types.MethodType:
             self.calls(function.__func__, [function.__self__, *args], frame, depth)
             return
@@ -126,6 +135,9 @@ class WatchedCalls:
             return
         if kind is types.BuiltinFunctionType or isinstance(function, np.ufunc) or kind.__module__.startswith("numpy"):
             self._calls_c(function, args)
+            if kind is types.BuiltinFunctionType or kind is _DISPATCHER:
+                if function is locals or function in c.MAKING_ARRAYS or (function is np.array and _is_written(args)):
+                    self.makes = frame
             return
         if kind is types.ClassMethodDescriptorType:
             return
@@ -160,8 +172,10 @@ class WatchedCalls:
     def _calls_method(self, holder: Any, name: str, args: list[Any], function: Any) -> None:
         """The same for a method implemented in C."""
         self._hands(args)
-        if isinstance(holder, wrapt.ObjectProxy):
-            holder = holder.__wrapped__
+        holder = self.state.inner(holder)
+        if isinstance(holder, np.ufunc) and name != "at":
+            self._calls_c(holder, args)
+            return
         if isinstance(holder, c.UNCHANGING) and name not in ("__setattr__", "__delattr__"):
             for value in args:
                 self.state.takes(value)
@@ -182,8 +196,10 @@ class WatchedCalls:
             self.state.writes(holder, args[0])
         elif name == "__getattribute__" and args:
             self.state.attribute(holder, args[0])
-        elif isinstance(holder, c.LOCKS) and name in c.LOCKING:
+        elif (isinstance(holder, c.LOCKS) and name in c.LOCKING) or (isinstance(holder, c.HASH) and name in c.HASHING):
             pass
+        elif isinstance(holder, contextvars.ContextVar):
+            self._calls_context_variable(holder, name, args)
         elif isinstance(holder, np.ndarray):
             self.state.takes(holder)
             if name in ("sort", "fill", "put", "resize", "setflags", "partition", "__setitem__", "itemset", "setfield"):
@@ -195,13 +211,21 @@ class WatchedCalls:
                 self.state.takes(value)
             if name in ("__setattr__", "__delattr__") or name == "register":
                 raise Refused(f"it changes a class: {name}")
-        elif type(holder) is _CAPSULE:  # a pybind11 function
+        elif type(holder) is _CAPSULE or type(holder).__name__.startswith(_RECORD):  # a pybind11 function
             self._calls_c(function, args)
         elif name in _OF_OBJECT or self.state.is_new(holder):
             for value in args:
                 self.state.takes(value)
         else:
             raise Refused(f"it calls {name} of a {type(holder).__name__}")
+
+    def _calls_context_variable(self, variable: contextvars.ContextVar[Any], name: str, args: list[Any]) -> None:
+        if name == "get":
+            for value in args:
+                self.state.takes(value)
+            self.state.read_context(variable)
+        else:
+            self.state.write_context(variable)
 
     def _calls_c(self, function: Any, args: list[Any]) -> None:
         if function in c.READING_ATTRIBUTES:
@@ -224,11 +248,11 @@ class WatchedCalls:
                 self.state.takes(value)
             return
         if c.is_of_tensorflow(function):
-            if function.__name__.startswith(("Is", "is_")):
+            if c.reads_structure(function):
                 for value in args:
                     self.state.takes(value)
                 return
-            if self._are_plain(args, 0):
+            if c.counts(function) or self._are_plain(args, 0):
                 return
             raise Refused(f"it gives objects of the program's to {function.__name__}")
         raise Refused(f"it calls {getattr(function, '__module__', None)}.{getattr(function, '__qualname__', function)}")
@@ -242,7 +266,23 @@ class WatchedCalls:
             elif kind in _C_FUNCTIONS:
                 holder = getattr(value, "__self__", getattr(value, "__objclass__", None))
                 unchanging = isinstance(holder, c.UNCHANGING) and holder is not None
-                if not unchanging and holder not in c.UNCHANGING and value not in c.COMPUTING:
+                known = value in c.COMPUTING or c.is_of_tensorflow(value)
+                if isinstance(holder, c.CONTAINERS) and value.__name__ not in c.CHANGING:
+                    self.state.takes(holder)
+                elif not unchanging and holder not in c.UNCHANGING and not known:
                     raise Refused(f"it has C code call {value.__name__}")
             elif kind in _CALLABLE:
                 raise Refused(f"it has C code call a {kind.__name__}")
+
+
+def _is_written(args: list[Any]) -> bool:
+    """Returns whether `np.array` makes a new array of these, as it does of numbers, lists and tuples of these."""
+    return bool(args) and isinstance(args[0], (list, tuple, int, float, complex))
+
+
+def _asks_for_trusted(frame: types.FrameType) -> bool:
+    """Returns whether it is TensorFlow that asks for a frame, by way of the standard library: it wants a name."""
+    asking: types.FrameType | None = frame
+    while asking is not None and is_of_the_standard_library(asking):
+        asking = asking.f_back
+    return asking is not None and not is_user(asking.f_code)

@@ -14,7 +14,9 @@ import numpy as np
 from coexec.guards import c_functions as c
 from coexec.guards.state import HEAP
 from coexec.guards.watched_calls import WatchedCalls
+from coexec.guards.watched_state import is_key
 from tracer.errors import Refused
+from tracer.location import is_user
 from tracer.value_stack import NULL, instructions, local, top
 
 _Handler = Callable[[WatchedCalls, types.FrameType, Any, Any], None]
@@ -33,6 +35,8 @@ def _store_cell(watch: WatchedCalls, frame: types.FrameType, number: int, _: Any
 
 
 def _load_attribute(watch: WatchedCalls, frame: types.FrameType, _: Any, name: str) -> None:
+    if type(top(frame)) is types.FrameType and not is_user(frame.f_code):
+        return  # TensorFlow asks for the names of its functions
     watch.state.attribute(top(frame), name)
 
 
@@ -62,11 +66,22 @@ def _takes_both(watch: WatchedCalls, frame: types.FrameType, arg: Any, __: Any) 
     watch.state.takes(top(frame, 1))
 
 
+def _contains(watch: WatchedCalls, frame: types.FrameType, _: Any, __: Any) -> None:
+    key, holder = top(frame, 1), watch.state.inner(top(frame))
+    if type(holder) is dict and is_key(key):
+        watch.state.item(holder, key)  # registries have thousands
+    else:
+        watch.state.takes(holder)
+        watch.state.takes(key)
+
+
 def _operates(watch: WatchedCalls, frame: types.FrameType, number: int, __: Any) -> None:
     watch.state.takes(top(frame))
     watch.state.takes(top(frame, 1))
     if number >= 13 and isinstance(top(frame, 1), (*c.CONTAINERS, np.ndarray)):  # in place
         watch.state.changes(top(frame, 1))
+    elif type(top(frame)) is np.ndarray or type(top(frame, 1)) is np.ndarray:
+        watch.makes = frame
 
 
 def _asks_truth(watch: WatchedCalls, frame: types.FrameType, _: Any, __: Any) -> None:
@@ -148,7 +163,7 @@ _HANDLERS: dict[str, _Handler] = {
     "STORE_SUBSCR": _store_item,
     "DELETE_SUBSCR": _store_item,
     "COMPARE_OP": _takes_both,
-    "CONTAINS_OP": _takes_both,
+    "CONTAINS_OP": _contains,
     "BINARY_OP": _operates,
     "BEFORE_WITH": _enters,
     "BUILD_MAP": _makes,
@@ -181,3 +196,8 @@ def todo(code: types.CodeType) -> dict[int, tuple[_Handler, Any, Any]]:
         for at, (name, arg, value) in instructions(code).items()
         if name in _HANDLERS
     }
+
+
+def is_call(code: types.CodeType, at: int) -> bool:
+    """Returns whether the instruction at an offset is the call that `PRECALL` announced: no result yet."""
+    return bool(instructions(code)[at][0] == "CALL")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from coexec.base.stats import Kind
@@ -58,11 +59,16 @@ class CallSites:
         self.run = run
         self._known = known
         known.calls += 1
+        self._watch_where_affordable()
         self._origin = run.cursor.base
         self._outsiders: dict[int, tuple[int, Any]] = {}  # eager tensors by id, numbered in order of appearance
         self._surroundings = Surroundings()
         self._inside = 0.0  # seconds in library calls nested in the running one
         self._kept: list[Any] = []  # objects whose ids are in the key, besides arguments
+
+    def _watch_where_affordable(self) -> None:
+        watching = self._known.watching
+        self.run.watches = watching if watching.affords() or self.run.options.validating else None
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Makes a library call for the user: skips it, observes it, or just runs it."""
@@ -138,7 +144,7 @@ class CallSites:
         region.visits += 1
         # Effects cannot be observed under a profiler.
         profiled = sys.getprofile() is not None or (helper is not None and sys.gettrace() is not None)
-        due = region.confirmed > 1 and not profiled and region.is_due()
+        due = region.confirmed > 1 and not profiled and region.is_due() and (helper is None or run.watches is not None)
         if due:
             region.schedule()
         if region.confirmed > 1 and (profiled or not (due or run.options.validating)):
@@ -152,7 +158,7 @@ class CallSites:
                         return self._jump(region, function, args, arguments)
             if fits:
                 return self._end(passage, args)
-        if profiled:
+        if profiled or (helper is not None and run.watches is None):
             return self._run_plainly(function, args, kwargs)
         if region.reason is not None:
             if region.visits < region.retry:
@@ -174,7 +180,11 @@ class CallSites:
         finally:
             try:
                 eager = tuning.eager_operation * (run.cursor.count() - before)
-                run.budget.spend(max(time.perf_counter() - began - (tuning.call_times + 1) * eager, 0.0))
+                seconds = time.perf_counter() - began
+                run.budget.spend(max(seconds - (tuning.call_times + 1) * eager, 0.0))
+                if helper is not None:
+                    self._known.watching.spend(seconds)
+                    self._watch_where_affordable()
             except Exception as error:  # the library call has run, and must not run again
                 if not run.fault(error):
                     raise
@@ -284,7 +294,9 @@ class CallSites:
         run, region = self.run, pattern.region
         if run.recorder is not None or run.flight is not None or run.options.validating:
             return None
-        if region.confirmed < 2 or region.uses >= region.run_again:
+        if region.confirmed < 2:
+            return None
+        if region.uses >= region.run_again and (region.helper is None or run.watches is not None):
             return None
         taped = not tape_is_empty()
         if pattern.around is None:
@@ -376,6 +388,7 @@ class CallSites:
         region.uses += 1
         if region.helper is not None:
             region.helper.misses = 0
+            region.helper.known = True
         if function is not gradient and region.recorded and not tapes.waiting:
             tapes.wait()
         values = run.skip(region.start, region.end, taken, region.handles, drawn)
@@ -434,7 +447,13 @@ class CallSites:
             lazy._run = run
             lazy._value = None
         build = region.build
-        result = self._filled(region, made, arguments.given, values) if build is None else build(made, arguments.given)
+        if build is None or region.effects:
+            tensor = self._tensors_of(region, made, arguments.given, values)
+            for effect, form in region.effects:
+                effect.repeat(fill_form(form, tensor))
+            result = fill_form(region.result, tensor)
+        else:
+            result = build(made, arguments.given)
         if region.recorded and function is not gradient:
             tapes.reads(_alive(region.accessed))
             tapes.add(RegionEntry(region, arguments, made, run, tapes.active))
@@ -444,8 +463,10 @@ class CallSites:
             launch_beside(run)
         return result
 
-    def _filled(self, region: Region, made: dict[int, Any], given: list[Any], values: list[Any]) -> Any:
-        """Returns a region's result if it has no `build`; adds the tensors that it makes to `made` and `values`."""
+    def _tensors_of(
+        self, region: Region, made: dict[int, Any], given: list[Any], values: list[Any]
+    ) -> Callable[[Any], Any]:
+        """Returns a function that finds or makes the tensors of forms; adds those it makes to `made` and `values`."""
         run = self.run
         base = run.cursor.base
 
@@ -460,7 +481,7 @@ class CallSites:
                 lazy = made[number] = values[number] = new_lazy(region.outputs[number], base + number, run)
             return lazy
 
-        return fill_form(region.result, tensor)
+        return tensor
 
     def _feed(self, source: str, value: Any) -> Any:
         if source == "same":

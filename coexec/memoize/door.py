@@ -7,6 +7,7 @@ its twin otherwise. TensorFlow's and Keras' functions have their own wrappers (`
 from __future__ import annotations
 
 import inspect
+import time
 import types
 import weakref
 from typing import Any
@@ -27,7 +28,7 @@ Function = types.FunctionType
 class Helper:
     """A function that is called through the door; refers to it weakly."""
 
-    __slots__ = ("__weakref__", "_code", "_defaults", "_named", "_of", "_twin", "_wrapper", "active", "misses")
+    __slots__ = ("__weakref__", "_code", "_defaults", "_named", "_of", "_twin", "_wrapper", "active", "known", "misses")
 
     def __init__(self, function: Function, twin: Function | None) -> None:
         self._of = weakref.ref(function)
@@ -35,6 +36,7 @@ class Helper:
         self._twin = twin
         self._wrapper = None if twin is None else _wrapper(self, twin)
         self.active = 0  # running calls of it: nested ones run unmemoized
+        self.known = False  # whether a call of it has been skipped
         self.misses = 0  # calls since one was skipped
 
     def run(self, function: Function) -> Function:
@@ -75,34 +77,43 @@ def door(callee: Any) -> Any:
     if kind is types.BuiltinFunctionType or kind is type:
         return callee
     if kind is Function:
-        helper = _helper(callee)
-        return callee if helper is None else _way(helper, callee)
+        return _way(callee)
     if kind is types.MethodType:
         function = callee.__func__
-        if type(function) is not Function or (helper := _helper(function)) is None:
+        if type(function) is not Function or (way := _way(function)) is function:
             return callee
-        return types.MethodType(_way(helper, function), callee.__self__)
+        return types.MethodType(way, callee.__self__)
     if isinstance(callee, type):
         return callee
     function = next((vars(base)["__call__"] for base in kind.__mro__ if "__call__" in vars(base)), None)
-    if type(function) is not Function or (helper := _helper(function)) is None:
+    if type(function) is not Function or (way := _way(function)) is function:
         return callee
-    return types.MethodType(_way(helper, function), callee)
+    return types.MethodType(way, callee)
 
 
-def _way(helper: Helper, function: Function) -> Any:
+def _way(function: Function) -> Any:
+    """Returns the function itself, its twin, or a wrapper."""
     handler = current_handler()
-    if handler is None or not handler.open or helper.active or helper.misses > tuning.helper_misses:
+    if handler is None or not handler.open:
+        return function
+    key = id(function)
+    helper = _helpers.get(key)
+    if helper is None or not helper.is_of(function):
+        if handler.watches is None or (helper is None and key in _kept):
+            return function
+        # Twins take time to make: a library's file is parsed for the first.
+        began = time.perf_counter()
+        helper = _add(function)
+        handler.watches.spend(time.perf_counter() - began)
+        if helper is None:
+            return function
+    if helper.active or helper.misses > tuning.helper_misses or (handler.watches is None and not helper.known):
         return helper.run(function)
     return helper.wrapper(function)
 
 
-def _helper(function: Function) -> Helper | None:
+def _add(function: Function) -> Helper | None:
     key = id(function)
-    if key in _kept:
-        helper = _helpers[key]
-        if helper is None or helper.is_of(function):
-            return helper
     helper = _make(function)
     if len(_kept) >= tuning.max_helpers:
         _kept.clear()
@@ -117,7 +128,7 @@ def _make(function: Function) -> Helper | None:
     code = function.__code__
     if code.co_flags & _UNSUITABLE or is_wrapper(function) or helper_of(function) is not None:
         return None
-    if not is_programs(code, function.__globals__) or looks_at_frames(code):
+    if not is_programs(code, function.__globals__) or looks_at_frames(code, function.__globals__):
         return None
     helper = Helper(function, twin_of(function, door))
     _by_run[id(helper.run(function))] = helper

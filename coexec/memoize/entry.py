@@ -19,6 +19,7 @@ import tensorflow as tf
 from coexec.base.tuning import tuning
 from coexec.guards.call_key import BY_IDENTITY, CannotMemoize, marks_of
 from coexec.guards.library_reads import LibraryReads
+from coexec.guards.watched_state import Effect
 from coexec.memoize.door import helper_of
 from coexec.memoize.step_range import Outputs
 from tracer.effects import Watcher
@@ -26,7 +27,7 @@ from tracer.graph import Step
 from tracer.inputs import PLAIN
 from tracer.lazy import LazyTensor, Output
 from tracer.op import Const, same
-from tracer.private import EagerTensor, is_resource_variable
+from tracer.private import EagerTensor, UnreadVariable, is_resource_variable
 
 
 class Region(Watcher):
@@ -57,6 +58,7 @@ class Region(Watcher):
         self.taken: list[tuple[int, Const]] = []  # and those whose values operations use as constants
         self.pins: list[tuple[int, Any]] = []  # earlier feeds that must be these objects
         self.own: list[Any] = []  # its own tensors that may be differentiated
+        self.effects: list[tuple[Effect, Any]] = []  # what it changes of earlier state, with the forms of the values
         self.context: dict[str, Any] = {}  # what its layers set in Keras' call context for later ones
         self.notes: dict[Step, Any] = {}  # Keras' additions to errors, where they differ from the steps'
         self.result: Any = None  # the form of its result
@@ -87,7 +89,7 @@ class Region(Watcher):
         held = [*(v for source, v in self.feeds if source == "same"), *(v for _, v in self.pins)]
         self.own = [v for v in held if v.dtype.is_floating or v.dtype.is_complex]
         self.closed = not self.own and all(place is not None and place >= 0 for place in self.places)
-        self.gives_nothing = self.result[0] == "object" and self.result[1] is None
+        self.gives_nothing = self.result[0] == "object" and self.result[1] is None and not self.effects
         self.confirmed = self.confirmed + 1 if same else 1
         self.version += not same
         self.build, self.made = builder_of(self.result, self.outputs)
@@ -168,6 +170,9 @@ def anchor(region: Region, objects: list[Any]) -> None:
             region.held.append(value)
 
 
+# The fields of what a variable's writing methods return, and the arguments that they come from.
+_OF_UNREAD = ("_handle", "_dtype", "_shape", "_in_graph_mode", "_unique_id")
+_ARGUMENTS_OF_UNREAD = ("dtype", "shape", "in_graph_mode", "unique_id")
 _RETURNED = (*BY_IDENTITY, int, float, str, type, tf.DType)
 
 
@@ -183,6 +188,10 @@ def form_of(value: Any, place: Any) -> Any:
         return kind, [form_of(v, place) for v in value]
     if kind is dict:
         return kind, {k: form_of(v, place) for k, v in value.items()}
+    if isinstance(value, UnreadVariable):
+        return "unread", *[getattr(value, name) for name in _OF_UNREAD]
+    if isinstance(value, tuple) and hasattr(kind, "_fields"):
+        return "named", kind, [form_of(v, place) for v in value]
     if isinstance(value, tf.IndexedSlices):
         return "slices", form_of(value.values, place), form_of(value.indices, place), form_of(value.dense_shape, place)
     if value is None or isinstance(value, _RETURNED) or is_resource_variable(value):
@@ -197,6 +206,10 @@ def fill_form(form: Any, tensor: Any) -> Any:
         return kind([fill_form(f, tensor) for f in form[1]])
     if kind is dict:
         return {k: fill_form(f, tensor) for k, f in form[1].items()}
+    if kind == "named":
+        return tuple.__new__(form[1], [fill_form(f, tensor) for f in form[2]])
+    if kind == "unread":
+        return UnreadVariable(form[1], parent_op=None, **dict(zip(_ARGUMENTS_OF_UNREAD, form[2:], strict=True)))
     if kind == "slices":
         return tf.IndexedSlices(*[fill_form(f, tensor) for f in form[1:]])
     if kind == "marked":

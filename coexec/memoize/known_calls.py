@@ -9,12 +9,14 @@ from coexec.base.causes import Tally
 from coexec.base.tuning import tuning
 from coexec.memoize.entry import Region
 from coexec.memoize.shape_variants import ShapeVariants
+from coexec.memoize.watch_budget import WatchBudget
 
 
 class KnownCalls:
     """The confirmed calls of one function, by call and place, and the reasons reported to `explain`."""
 
     def __init__(self) -> None:
+        self.watching = WatchBudget()
         self.variants = ShapeVariants()
         self._seen: dict[Any, weakref.ref[Region]] = {}  # by objects and specs: regions whose runs were seen in full
         self.calls = 0  # followed calls of the function

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from coexec.base.tuning import tuning
@@ -15,6 +15,7 @@ from coexec.guards.library_reads import LibraryReads
 from coexec.guards.purity import Contents, PurityProof, containers_in, is_shared
 from coexec.guards.state import LOOKED_AT
 from coexec.guards.watch import Watch
+from coexec.guards.watched_state import Effect
 from coexec.memoize.door import original_of
 from coexec.memoize.entry import Region, anchor, form_of
 from coexec.memoize.gradient_spans import BackwardCalls, HeardCalls
@@ -46,7 +47,7 @@ class Observation:
         self, run: Follower, region: Region, args: tuple[Any, ...], arguments: CallArguments, known: KnownCalls
     ) -> None:
         self.remark: str | None = None
-        self._run, self._region, self._arguments = run, region, arguments
+        self._run, self._region, self._arguments, self._known = run, region, arguments, known
         self._args = args
         self._gradient = region.function is gradient
         self._tape = run.tapes.number(args[0]._tape._tape) if self._gradient else -1
@@ -56,6 +57,7 @@ class Observation:
         self._made: list[int] = []  # the numbers of the result's tensors
         self._elders = known.variants.of(region, arguments.anchors, call_stack()[0])
         self._heard: HeardCalls | None = None  # of a gradient with backward functions on its tape
+        self._effects: Sequence[Effect] = ()  # what it has changed
         self._watched: set[int] | None = None  # ids of the observed objects, in a region's first run
         self._known = known
         self._before = region.confirmed
@@ -82,10 +84,8 @@ class Observation:
         around = tapes.around
         self._reads = self._known_code(kwargs, around)
         proof: Any = None
-        if self._lightly:
-            pass
-        elif region.helper is not None:
-            proof = Watch(original_of)
+        if region.helper is not None:
+            proof = Watch(original_of, self._known.watching.most())
         elif not self._gradient:
             proof = PurityProof(region.function, arguments.anchors)
         effects = Effects(roots, self._give_up, proof, self._lightly)
@@ -240,8 +240,9 @@ class Observation:
         if premises is not None:
             if containers_in(self._given) != given:
                 raise CannotMemoize("it changes a container that it was given")
-            if is_shared(result, given):
+            if is_shared([result, *[effect.value for effect in proof.effects if not effect.is_old]], given):
                 raise CannotMemoize("its result holds a container that somebody else holds, too")
+            self._effects = proof.effects
         if region.premises is not None and not held:
             region.changed(LOOKED_AT)
             self.remark = f"{LOOKED_AT} is not what it was"
@@ -279,7 +280,11 @@ class Observation:
                     if not self._gradient and id(known) not in given:
                         pins[-1 - slot] = known
         feeds = [self._source(v) for v in cursor.externals[start.external : end.external]]
-        form = form_of(result, lambda tensor: self._place(tensor, start.end, end.end))
+        form = form_of(result, place := functools.partial(self._place, first=start.end, end=end.end))
+        effects = [
+            (effect._replace(value=None), ("object", effect.value) if effect.is_old else form_of(effect.value, place))
+            for effect in self._effects
+        ]
         interior = run.referenced_between(start.end, end.end)
         new = cursor.externals[start.external : end.external]
         region.handles = {id(v) for v in new if v._datatype_enum() == RESOURCE}
@@ -301,6 +306,7 @@ class Observation:
             pins=sorted(pins.items()),
             context=self._noted_for_others(),
             notes={step: run.notes[step] for step in steps if step in run.notes},
+            effects=effects,
             result=form,
             recorded=self._recorded,
             accessed=list(map(weakref.ref, self._accessed)),

@@ -21,6 +21,7 @@ from tracer.private import (
     EagerTensor,
     KerasVariable,
     ResourceVariable,
+    UnreadVariable,
     Trackable,
     binary_assert,
     compiler_ir_of,
@@ -995,3 +996,16 @@ def test_how_keras_variables_compute_and_are_written():
     gen_resource_variable_ops.assign_variable_op(plain._handle, X * 2.0, validate_shape=True)
     assert plain.numpy().tolist() == (X * 2.0).numpy().tolist()
     assert type(plain._lazy_read(None)) is type(plain.assign(X))
+
+
+def test_what_writing_to_a_variable_returns():
+    """It can be made again of what it keeps."""
+    variable = tf.Variable([1.0, 2.0])
+    lazy = variable._lazy_read(None)
+    assert type(lazy) is UnreadVariable
+    again = UnreadVariable(
+        lazy._handle, dtype=lazy._dtype, shape=lazy._shape, in_graph_mode=lazy._in_graph_mode, parent_op=None,
+        unique_id=lazy._unique_id,
+    )  # fmt: skip
+    np.testing.assert_array_equal(again.numpy(), lazy.numpy())
+    assert again.dtype == lazy.dtype and again.shape == lazy.shape and repr(again) == repr(lazy)

@@ -1,10 +1,12 @@
 """Twins do what their originals do, and every call in them passes the door."""
 
+import contextlib
 import inspect
 import traceback
 
 import pytest
 
+from tracer.location import user_frames
 from tracer.twin import twin_of
 
 PASSED = []
@@ -113,3 +115,55 @@ async def waiting():
 def test_without_a_twin(function):
     """Names that a class mangles, code that looks at frames, coroutines and code without source have none."""
     assert twin_of(function, door) is None
+
+
+def stacks(tf, x):
+    return tf.stack([x, x])
+
+
+def looks(x):
+    return inspect.stack()[0].lineno + x
+
+
+def test_only_stacks_of_frames_rule_a_twin_out():
+    """`tf.stack` is no `inspect.stack`."""
+    assert twin_of(stacks, door) is not None
+    assert twin_of(looks, door) is None
+
+
+def nested(it, values):
+    found = [it.scaled(value) for value in values if it.scaled(value) > 0]
+    with it.scope(len(found)):
+        return it.made(sum)(map(lambda value: it.scaled(abs(value)), found)) + it.scaled(
+            max(found)
+        )
+
+
+class Scaling:
+    """Notes the callers' frames as locations give them."""
+
+    def __init__(self):
+        self.places = []
+
+    def scaled(self, value):
+        self.places.append(user_frames()[1:3])
+        return value * 2
+
+    @contextlib.contextmanager
+    def scope(self, _):
+        yield self.scaled(1)
+        self.scaled(2)
+
+    def made(self, function):
+        self.places.append(user_frames()[1:3])
+        return function
+
+
+def test_frames_of_a_twin_give_the_same_locations():
+    """Of each call in it, and in functions inside of it, so that what was recorded before holds for the twin, too."""
+    one, other = Scaling(), Scaling()
+    assert nested(one, [1, -2, 3]) == twin_of(nested, door)(other, [1, -2, 3])
+    assert [[tuple(f) for f in stack[:1]] for stack in one.places] == [
+        [tuple(f) for f in stack[:1]] for stack in other.places
+    ]
+    assert len({stack[0] for stack in one.places}) > 5

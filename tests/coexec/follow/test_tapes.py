@@ -49,6 +49,7 @@ def test_slow_path_operations_are_recorded_in_order(name, persistent):
     assert (stats.diverged, stats.recorded) == (0, 1)
     assert stats.launches <= stats.followed
     assert stats.regions >= 10, fn.explain()
+    assert fn._controller.account.pace().steady is not None, "what takes TensorFlow's slow path is known, all the same"
 
 
 def test_a_slow_path_number_may_change():

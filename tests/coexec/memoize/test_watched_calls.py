@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import gc
 import itertools
+import math
 import os
 import random
 import sys
@@ -22,12 +23,18 @@ import pytest
 import tensorflow as tf
 
 import coexec
+from coexec.base.tuning import tuned
 from tests.snapshots import assert_same, snapshot
 from tracer import value_stack
 
 pytestmark = pytest.mark.skipif(not value_stack.available(), reason="the value stack is read on CPython 3.11 only")
 
 CALLS = 8
+# Watching begins in the third call, and may take any time.
+AT_ONCE = {
+    "watched_from": 1, "watched_operations": 0, "watched_share": math.inf, "watched_idle": 10**9,
+    "watched_calls": math.inf, "watched_in_all": math.inf,
+}  # fmt: skip
 X = tf.constant([[1.0, -2.0], [3.0, 4.0]])
 
 
@@ -46,6 +53,13 @@ class Dense:
         for part in self.parts:
             y = y * part + tf.sin(y)
         return tf.reduce_sum(tf.sin(y))
+
+
+@pytest.fixture(autouse=True)
+def at_once():
+    """Has calls watched from a function's third call on."""
+    with tuned(**AT_ONCE):
+        yield
 
 
 def as_regions(step):
