@@ -67,8 +67,12 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             names = runpy.run_path(options.script, run_name="__main__")
     finally:
         _models.release()
-        report = coexec.explain()
-        print("\n".join(_verdicts(report.as_dict()["functions"], report)), file=sys.stderr)
+        if kept is None:
+            found = coexec.explain()
+            texts = found.split("\n\n") if found.as_dict()["functions"] else []
+        else:  # which has those, too, that are gone by now
+            texts = [shown["explain"] for shown in kept.data()["functions"]]
+        print("\n".join(_verdicts(texts)), file=sys.stderr)
         if kept is not None:
             kept.close()
             print(f"coexec: the report is in {kept.page}", file=sys.stderr)
@@ -115,11 +119,11 @@ _models = hooks.HookSet(
 _models.add(keras.Model, "compile", _accelerating(keras.Model.compile))
 
 
-def _verdicts(functions: list[dict[str, Any]], report: Any) -> list[str]:
-    """Returns the verdicts on the followed functions, longest total time first."""
-    if not functions:
+def _verdicts(texts: list[str]) -> list[str]:
+    """Returns the verdicts among the explanations of the followed functions."""
+    if not texts:
         return [
             "coexec: nothing was followed: the script has compiled no Keras model, and called no decorated function",
             "  name its training step with --function=MODULE:NAME, or decorate it with @coexec.function",
         ]
-    return [f"coexec: {line}" for part in report.split("\n\n") for line in part.splitlines()[:3]]
+    return [f"coexec: {line}" for part in texts for line in part.splitlines()[:3]]
