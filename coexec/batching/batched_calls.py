@@ -20,7 +20,7 @@ class BatchedCalls:
     """Decides which of the calls that are not followed are batched, and runs those.
 
     A few are tried. While they take clearly less time than imperative ones, all are batched but for a few, whose times
-    are compared; else none for a while, which doubles each time.
+    are compared; else none for a while, four times as long after each trial.
     """
 
     def __init__(self, ledger: EventLog) -> None:
@@ -74,7 +74,7 @@ class BatchedCalls:
 
     def _give_up(self) -> None:
         self.pays = False
-        self._rest, self._length = self._length, min(2 * self._length, tuning.batching_longest_rest)
+        self._rest, self._length = self._length, min(4 * self._length, tuning.batching_longest_rest)
         self._tried, self._lost = 0, 0.0
         self._taken.clear()
 
