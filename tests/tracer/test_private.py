@@ -21,8 +21,8 @@ from tracer.private import (
     EagerTensor,
     KerasVariable,
     ResourceVariable,
-    UnreadVariable,
     Trackable,
+    UnreadVariable,
     binary_assert,
     compiler_ir_of,
     config_pb2,
@@ -1008,4 +1008,6 @@ def test_what_writing_to_a_variable_returns():
         unique_id=lazy._unique_id,
     )  # fmt: skip
     np.testing.assert_array_equal(again.numpy(), lazy.numpy())
-    assert again.dtype == lazy.dtype and again.shape == lazy.shape and repr(again) == repr(lazy)
+    assert again.dtype == lazy.dtype
+    assert again.shape == lazy.shape
+    assert repr(again) == repr(lazy)

@@ -134,7 +134,7 @@ def test_only_stacks_of_frames_rule_a_twin_out():
 def nested(it, values):
     found = [it.scaled(value) for value in values if it.scaled(value) > 0]
     with it.scope(len(found)):
-        return it.made(sum)(map(lambda value: it.scaled(abs(value)), found)) + it.scaled(
+        return it.made(sum)(it.scaled(abs(value)) for value in found) + it.scaled(
             max(found)
         )
 

@@ -14,7 +14,8 @@ def settled(seconds=1.0):
     """A budget that has just begun to pay."""
     budget = WatchBudget()
     for _ in range(tuning.watched_from):
-        assert budget.phase is Watching.WAITING and not budget.affords()
+        assert budget.phase is Watching.WAITING
+        assert not budget.affords()
         budget.called(seconds, True, tuning.watched_operations)
     assert budget.phase is Watching.LEARNING
     return budget
@@ -24,7 +25,8 @@ def test_nothing_is_watched_where_calls_never_settle():
     budget = WatchBudget()
     for _ in range(10 * tuning.watched_from):
         budget.called(1.0, False, 100)
-    assert budget.phase is Watching.WAITING and not budget.affords()
+    assert budget.phase is Watching.WAITING
+    assert not budget.affords()
 
 
 def test_nothing_is_watched_where_little_is_left_to_skip():
