@@ -50,6 +50,7 @@ class Batch:
     """The handler of one batched call."""
 
     open = False
+    watches = None
 
     def __init__(self, knowledge: Knowledge, ledger: EventLog, strict: bool) -> None:
         self.device = intercept.device_in_scope()

@@ -357,7 +357,7 @@ class Controller:
             return
         watching = self.known_calls.watching
         before = watching.phase
-        watching.called(seconds, known, self.last_events - following.jumped)
+        watching.called(seconds, known, self.last_events - following.ops_skipped)
         if watching.phase is not before:
             if watching.phase is Watching.LEARNING:
                 self.function = self._with_doors()

@@ -445,3 +445,22 @@ def test_a_fault_of_a_rule_costs_only_speed(monkeypatch):
     for n in (3, 5):
         close(plain(n), found(n))
     assert "a fault" in str(found.explain())
+
+
+def test_it_is_an_option():
+    """Without it no call is batched, however little following pays."""
+    x = tf.constant([1.0, 2.0])
+
+    def step(x, count):
+        for _ in range(int(count)):
+            x = tf.sin(x) + 1.0
+        return tf.reduce_sum(x)
+
+    for batching in (False, True):
+        function = coexec.function(step, batching=batching)
+        account = function._controller.account
+        account.paused, account.backs_off = 100, True
+        with tuned(batches_all=False):
+            for number in range(12):
+                np.testing.assert_allclose(function(x, 20 + number), step(x, 20 + number), rtol=1e-5)
+        assert (function.stats().batched > 0) == batching
