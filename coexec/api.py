@@ -337,6 +337,7 @@ def function(
     autograph: Any = None,
     regions: Literal["all"] | bool = True,
     control_flow: bool = False,
+    batching: bool = False,
 ) -> Callable[[Callable[..., Any]], Function]: ...
 
 
@@ -351,6 +352,7 @@ def function(
     autograph: Any = None,
     regions: Literal["all"] | bool = True,
     control_flow: bool = False,
+    batching: bool = False,
 ) -> Any:
     """Makes a function of eager TensorFlow operations fast, without changing what it does.
 
@@ -374,11 +376,14 @@ def function(
         follow calls of graph functions (`tf.function`) that only compute. Experimental: effects of a loop or branch are
         found by reading its source, and some are known to be missed (see the README). By default Python takes every
         decision, and such calls run on their own.
+      batching: where calls keep taking new ways (trees, sequences of all lengths), so that following them does not pay,
+        carry out operations that come from the same places of the source together, as a few large ones, and their
+        gradients, too, if that takes less time. Experimental; sums are taken in another order than eagerly.
 
     Returns:
       A `Function`, or a decorator if `func` is not given.
     """
-    options = Options(jit_compile, input_signature, reduce_retracing, strict, name, regions, control_flow)
+    options = Options(jit_compile, input_signature, reduce_retracing, strict, name, regions, control_flow, batching)
     if func is None:
         return lambda f: function_of(f, options)
     return function_of(func, options)

@@ -98,8 +98,8 @@ injecting_code = next(c for c in inject_argument_info.__code__.co_consts if insp
 __all__ = [
     "CompositeTensor", "EagerTensor", "FuncRegistry", "KerasNode", "KerasVariable", "ResourceVariable", "Trackable",
     "UnreadVariable",
-    "binary_assert", "config_pb2", "constant_op", "context", "core", "cpp_shape_inference_pb2", "func_graph",
-    "function_pb2", "functions_of_dataset", "gen_resource_variable_ops", "global_state", "gradient_code",
+    "binary_assert", "compiler_ir_of", "config_pb2", "constant_op", "context", "core", "cpp_shape_inference_pb2",
+    "func_graph", "function_pb2", "functions_of_dataset", "gen_resource_variable_ops", "global_state", "gradient_code",
     "handle_data_util", "inject_argument_info", "injecting_code", "is_op_determinism_enabled", "is_resource_variable",
     "keras_config", "keras_losses", "keras_numpy", "keras_tracking", "node_def_pb2", "op_def_library",
     "op_def_registry", "ops", "plain_assert", "pywrap_tf_session", "pywrap_tfe", "quiet", "record", "tensor_shape_pb2",

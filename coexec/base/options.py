@@ -17,6 +17,7 @@ class Options:
     `regions`: memoize calls into Keras (skip their Python), if that makes no observable difference; "all": any calls.
     `control_flow`: run loops and branches on tensors on the device, if they have no effects, and inline calls of graph
       functions that have none.
+    `batching`: batch the operations of calls that are not followed, where that takes less time.
     `strict`: raise `coexec.Divergence` where a call would be recorded.
     `validating`: compare executables with their operations, as `coexec.validate` does for some calls.
     `trusting`: launch new executables without validating them first.
@@ -30,6 +31,7 @@ class Options:
     name: str | None = None
     regions: Literal["all"] | bool = True
     control_flow: bool = False
+    batching: bool = False
     validating: bool = False
     trusting: bool = False
     xla_soon: bool = False

@@ -233,7 +233,9 @@ class Controller:
             self.account.ran_as_asked(time.perf_counter() - began)
 
     def _run_unfollowed(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs a call that is not followed, as that does not pay: batched if this pays, else imperatively."""
+        """Runs a call that is not followed, as that does not pay: batched if asked for and this pays, else plainly."""
+        if not (self.options.batching or tuning.batches_all):
+            return self._run_plainly(attempt, args, kwargs)
         if self.batching is None:
             from coexec.batching import BatchedCalls  # imported only where calls are not followed
 
@@ -341,6 +343,8 @@ class Controller:
                 seconds -= watched
                 self.account.timed(seconds, known and not watched)
                 self._consider_watching(following, seconds, known)
+                if not known:
+                    hand_over()
                 if following.divergence is not None:
                     following.divergence.seconds += seconds
                 if following.trial is not None:
@@ -445,7 +449,7 @@ class Controller:
             self.known_calls.clear()
             if self.control is not None:
                 self.control.clear()
-            self.graph = TraceGraph(self.name)
+            self.graph, self.ran = TraceGraph(self.name), []
             self.account, self.sizes, self.batching = Profitability(), ShapePolicy(), None
 
 

@@ -47,7 +47,7 @@ class Observation:
         self, run: Follower, region: Region, args: tuple[Any, ...], arguments: CallArguments, known: KnownCalls
     ) -> None:
         self.remark: str | None = None
-        self._run, self._region, self._arguments, self._known = run, region, arguments, known
+        self._run, self._region, self._arguments = run, region, arguments
         self._args = args
         self._gradient = region.function is gradient
         self._tape = run.tapes.number(args[0]._tape._tape) if self._gradient else -1
@@ -84,7 +84,9 @@ class Observation:
         around = tapes.around
         self._reads = self._known_code(kwargs, around)
         proof: Any = None
-        if region.helper is not None:
+        if self._lightly:
+            pass
+        elif region.helper is not None:
             proof = Watch(original_of, self._known.watching.most())
         elif not self._gradient:
             proof = PurityProof(region.function, arguments.anchors)
