@@ -520,9 +520,13 @@ def test_times_are_those_of_the_clock():
 
 
 def test_time_inside_of_another_library_call_is_counted_once():
+    slept = []  # seconds, eagerly and followed in turns: a busy machine wakes late
+
     class Inner(keras.layers.Layer):
         def call(self, x):
+            began = time.perf_counter()
             time.sleep(0.01)
+            slept.append(time.perf_counter() - began)
             return x * 2.0
 
     class Outer(keras.layers.Layer):
@@ -536,7 +540,7 @@ def test_time_inside_of_another_library_call_is_counted_once():
     layer = Outer()
     fn = called(lambda x: layer(x), *[(X,)] * 20)
     costs = [c["seconds_per_call"] for c in fn.explain().as_dict()["causes"] if c["id"] == "CX-LIBRARY"]
-    assert 0.002 < sum(costs) < 0.019, fn.explain()
+    assert 0.002 < sum(costs) < 0.75 * sum(slept) / 20, fn.explain()
 
 
 # For programs, processes and terminals.
