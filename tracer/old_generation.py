@@ -14,14 +14,19 @@ import itertools
 MAX_TIMES = 400  # in a process; a function takes some fifty
 
 _times = itertools.count()
+_managed = False  # whether the program has frozen objects itself
 
 
 def hand_over() -> None:
-    """Moves all young objects that are alive to the oldest generation; does nothing where the program manages that.
+    """Moves all young objects that are alive to the oldest generation; never again once the program manages that.
 
     Nor after some times: the program's own cyclic garbage may be among them, which has to be collected one day.
     """
-    if gc.isenabled() and gc.get_freeze_count() == 0 and next(_times) < MAX_TIMES:
+    global _managed
+    if _managed or not gc.isenabled() or next(_times) >= MAX_TIMES:
+        return
+    _managed = gc.get_freeze_count() > 0  # it counts one by one: 40 ms for what TensorFlow has
+    if not _managed:
         gc.collect(0)  # so that young garbage does not wait for the oldest generation's turn
         gc.freeze()
         gc.unfreeze()

@@ -228,6 +228,10 @@ class CallState:
         phase = self.phase = after(self.phase, event)
         self.open = self._memoizes and (phase is _FOLLOWING or phase is _IN_FLIGHT)
 
+    def watch(self, budget: Any) -> None:
+        """Has calls of helpers learnt at the expense of a budget, or no more if it is None."""
+        self.watches = budget
+
     # Ends of following.
 
     def record(self, event: Event) -> Recorder:

@@ -68,7 +68,7 @@ class CallSites:
 
     def _watch_where_affordable(self) -> None:
         watching = self._known.watching
-        self.run.watches = watching if watching.affords() or self.run.options.validating else None
+        self.run.watch(watching if watching.affords() or self.run.options.validating else None)
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Makes a library call for the user: skips it, observes it, or just runs it."""

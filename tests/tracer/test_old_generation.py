@@ -21,6 +21,7 @@ class Thing:
 def first_time(monkeypatch):
     """As if nothing had been handed over in this process, nor frozen, as it is around all tests."""
     monkeypatch.setattr(old_generation, "_times", itertools.count())
+    monkeypatch.setattr(old_generation, "_managed", False)
     enabled, frozen = gc.isenabled(), gc.get_freeze_count()
     gc.enable()
     gc.unfreeze()
@@ -72,6 +73,15 @@ def test_it_keeps_out_of_what_the_program_manages():
         assert not is_old(other)
     finally:
         gc.unfreeze()
+
+
+def test_what_a_program_has_frozen_is_counted_once(monkeypatch):
+    """That takes 40 ms for what TensorFlow has; every call that learns something asks."""
+    counts = []
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: counts.append(1) or 5)
+    for _ in range(3):
+        hand_over()
+    assert len(counts) == 1
 
 
 def test_it_ends_after_some_times(monkeypatch):
