@@ -748,7 +748,7 @@ def test_the_option_leaves_all_to_python():
 @pytest.mark.clocked
 def test_loops_that_take_longer_are_left_to_python(monkeypatch, tune):
     """By the clock: a loop that turns once, behind which all has to wait, say."""
-    tune(decision_patience=20)
+    tune(decision_patience=20, doubt_before_timing=10**6)  # iterations are timed, calls are not
     monkeypatch.setattr(decisions.Decisions, "_compare_times", slowed(decisions.Decisions._compare_times))
     fn = coexec.function(plain, control_flow=True)
     for _ in range(40):

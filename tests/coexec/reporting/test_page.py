@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import coexec
+from coexec import testing
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -95,7 +96,10 @@ def browsed(page, tmp_path, *options):
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """A report of two functions; names and lines that would be trouble in HTML are among what it shows."""
+    """A report of two functions; names and lines that would be trouble in HTML are among what it shows.
+
+    It is shared, and so made outside of the fixture that lets no clock decide.
+    """
     directory = tmp_path_factory.mktemp("report")
 
     @coexec.function(name="first <b>&amp;</b> </script>")
@@ -109,7 +113,7 @@ def page(tmp_path_factory):
         return y + 1.0
 
     second = coexec.function(lambda x: tf.exp(x) * 3.0, name="second")
-    with coexec.report(directory) as report:
+    with testing.always_follow(), coexec.report(directory) as report:
         for n in range(12):
             first(tf.ones([3]), n == 6)
         for _ in range(3):
