@@ -7,12 +7,11 @@ a generated function, which takes 1 us; interpreting a list of conditions took 3
 
 from __future__ import annotations
 
-import functools
-import types
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 from coexec.guards.call_key import OBJECT, OTHER, SCALAR, TENSOR, kind_of, marks_of
+from coexec.guards.codegen import CheckWriter
 from coexec.guards.state import is_object, is_watched_object
 from tracer import library
 from tracer.cursor import Cursor
@@ -85,7 +84,7 @@ def argument_guard_of(
 ) -> ArgumentGuard[M] | None:
     """Returns a guard for arguments whose key was just found, before the call is skipped; None if there is none."""
     values = (*args, *kwargs.values())
-    writer = _Writer(cursor, marked=region.function not in library.plain, watched=region.helper is not None)
+    writer = _ArgumentWriter(cursor, marked=region.function not in library.plain, watched=region.helper is not None)
     try:
         fits = writer.write(values)
     except _Unfit:
@@ -97,7 +96,7 @@ def argument_guard_of(
     return pattern
 
 
-class _Writer:
+class _ArgumentWriter:
     """Generates the function that compares a call's arguments with those of an earlier one."""
 
     def __init__(self, cursor: Cursor, marked: bool, watched: bool) -> None:
@@ -105,9 +104,10 @@ class _Writer:
         self._cursor = cursor
         self._watched = watched
         self._marked = marked  # whether the call reads Keras' marks on tensors
-        self._lines: list[str] = []
-        self._known: list[Any] = []  # what arguments are compared with
-        self._names = 0
+        self._writer = CheckWriter(
+            "values, cursor",
+            GivenTensors=GivenTensors, LazyTensor=LazyTensor, freeze=freeze, marks_of=marks_of, real=_real,
+        )  # fmt: skip
         self._tensors: list[Any] = []  # by their numbers
         self._numbered: list[tuple[str, str]] = []  # the same: names of the values, and of the arguments
         self._names_of: dict[int, str] = {}  # the names by the tensors' ids
@@ -115,43 +115,32 @@ class _Writer:
 
     def write(self, values: tuple[Any, ...]) -> Callable[[tuple[Any, ...], Cursor], GivenTensors | None]:
         """Returns the function, of the values and the cursor."""
+        self._writer.do("base, externals, place = cursor.base, cursor.externals, cursor.place")
         self._unpack("values", values)
-        lists = [f"[{''.join(f'{pair[k]}, ' for pair in self._numbered)}]" for k in (0, 1)]
-        lines = ["base = cursor.base", "externals = cursor.externals", "place = cursor.place", *self._lines]
         for names in self._alike.values():
             if len(names) > 1:
-                lines.append(f"if len({{{', '.join(f'id({name})' for name in names)}}}) != {len(names)}: return None")
-        lines.append(f"return GivenTensors(cursor, {lists[0]}, {lists[1]})")
-        constants = {f"known_{k}": value for k, value in enumerate(self._known)}
-        code = _code("def fits(values, cursor):\n" + "".join(f"    {line}\n" for line in lines))
-        return types.FunctionType(code, {**_NAMES, **constants})
+                self._unless(f"len({{{', '.join(f'id({name})' for name in names)}}}) != {len(names)}")
+        tensors, given = ("".join(f"{pair[k]}, " for pair in self._numbered) for k in (0, 1))
+        return self._writer.written(f"GivenTensors(cursor, [{tensors}], [{given}])")
 
     def _unpack(self, name: str, values: Any) -> None:
-        inner = [self._name() for _ in values]
+        inner = [self._writer.local() for _ in values]
         if inner:
-            self._lines.append(f"{''.join(f'{n}, ' for n in inner)} = {name}")
+            self._writer.do(f"{''.join(f'{n}, ' for n in inner)} = {name}")
         for n, value in zip(inner, values, strict=True):
             self._value(n, value)
 
-    def _name(self) -> str:
-        self._names += 1
-        return f"v{self._names}"
-
-    def _constant(self, value: Any) -> str:
-        self._known.append(value)
-        return f"known_{len(self._known) - 1}"
-
     def _unless(self, condition: str) -> None:
-        self._lines.append(f"if {condition}: return None")
+        self._writer.require(f"not ({condition})")
 
     def _value(self, name: str, value: Any) -> None:
         kind, what = type(value), kind_of(value)
         if what is SCALAR:
-            known, frozen = self._constant(value), self._constant(freeze(value))
+            known, frozen = self._writer.constant(value), self._writer.constant(freeze(value))
             self._unless(f"{name} is not {known} and (type({name}) is not type({known}) or freeze({name}) != {frozen})")
         elif what is OBJECT or (what is OTHER and (is_object(value) or (self._watched and is_watched_object(value)))):
             self.objects = True
-            self._unless(f"id({name}) != {self._constant(id(value))}")  # by id, to not keep it alive
+            self._unless(f"id({name}) != {self._writer.constant(id(value))}")  # by id, to not keep it alive
         elif kind is list or kind is tuple:
             self._unless(f"type({name}) is not {kind.__name__} or len({name}) != {len(value)}")
             self._unpack(name, value)
@@ -165,22 +154,21 @@ class _Writer:
         lazy = type(value) is LazyTensor
         if lazy and value._out.const is None and value._value is None:
             place = value._key - self._cursor.base
-            there = f"{name}._key - base == {self._constant(place)} and {name}._out.const is None"
+            there = f"{name}._key - base == {self._writer.constant(place)} and {name}._out.const is None"
             self._unless(f"type({name}) is not LazyTensor or {name}._value is not None{marks} or not ({there})")
             self._number(name, name, (PENDING, place), value)
             return
-        real = self._name()
         if lazy and value._out.const is not None:
-            spec = self._constant(value._out.spec)
+            spec = self._writer.constant(value._out.spec)
             constant = f"type({name}) is LazyTensor and {name}._out.const is not None and {name}._out.spec is {spec}"
             self._unless(f"not ({constant}){marks}")
-            self._lines.append(f"{real} = {name} if {name}._value is None else {name}._value")
+            real = self._writer.let(f"{name} if {name}._value is None else {name}._value")
             self._eager(real, name, value if value._value is None else value._value)
             return
-        self._lines.append(f"{real} = real({name})")
+        real = self._writer.let(f"real({name})")
         self._unless(f"{real} is None{marks}")
         eager = value._value if lazy else value
-        spec = self._constant((eager._datatype_enum(), eager._shape_tuple()))
+        spec = self._writer.constant((eager._datatype_enum(), eager._shape_tuple()))
         if not self._eager(real, name, eager):
             self._unless(f"({real}._datatype_enum(), {real}._shape_tuple()) != {spec}")
 
@@ -188,7 +176,7 @@ class _Writer:
         """Requires that a tensor is the same feed, or no feed so far; returns whether it is a feed."""
         place = self._cursor.place(value)
         if place is not None:
-            number = self._constant(place)
+            number = self._writer.constant(place)
             self._unless(f"{number} >= len(externals) or externals[{number}] is not {real}")
             self._number(real, given, (FEED, place), value)
             return True
@@ -215,14 +203,3 @@ def _real(value: Any) -> Any:
     if kind is EagerTensor:
         return value
     return value._value if kind is LazyTensor and value._out.const is None else None
-
-
-_NAMES = {
-    "GivenTensors": GivenTensors, "LazyTensor": LazyTensor, "freeze": freeze, "marks_of": marks_of, "real": _real,
-}  # fmt: skip
-
-
-@functools.lru_cache(maxsize=1000)  # repeated calls of a layer differ in constants only
-def _code(source: str) -> types.CodeType:
-    module = compile(source, __file__, "exec")
-    return next(const for const in module.co_consts if isinstance(const, types.CodeType))

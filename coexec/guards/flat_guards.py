@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from coexec.base.tuning import tuning
+from coexec.guards.codegen import CheckWriter
 from coexec.guards.pure_calls import is_number
 from tracer.errors import Refused
 from tracer.lazy import LazyTensor
@@ -42,8 +43,7 @@ class FlatGuards:
         self._arrays: dict[int, tuple[Any, Any]] = {}
         self._classes: dict[int, type] = {}
         self._holds: Callable[[], bool] | None = None
-        self._values: dict[str, Any] = {"M": MISSING, "same": same, "alike": _alike, "is_": operator.is_}
-        self._names: dict[int, str] = {}
+        self._writer = CheckWriter(failure="False", M=MISSING, same=same, alike=_alike, is_=operator.is_)
         self.count = 0
         self.tensors: set[int] = set()  # ids of tensors among the values, while the call is watched
 
@@ -124,43 +124,41 @@ class FlatGuards:
         Raises:
           Refused: if a class has no version.
         """
-        lines: list[str] = []
+        constant, require = self._writer.constant, self._writer.require
         kinds: dict[int, type] = dict(self._classes)
         for holder, entries in self._attributes.values():
-            name = self._constant(holder)
+            name = constant(holder)
             kinds[id(type(holder))] = type(holder)
-            lines.append(f"type({name}) is {self._constant(type(holder))}")
-            lines.append(f"(d := {name}.__dict__) is not None")
-            lines += [self._entry(key, value) for key, value in entries.items()]
+            require(f"type({name}) is {constant(type(holder))}")
+            require(f"(d := {name}.__dict__) is not None")
+            self._require_entries(entries)
         for holder, entries in self._items.values():
-            lines.append(f"(d := {self._constant(holder)}) is not None")
-            lines += [self._entry(key, value) for key, value in entries.items()]
+            require(f"(d := {constant(holder)}) is not None")
+            self._require_entries(entries)
         for cell, value in self._cells.values():
             if value is MISSING:
                 continue  # reading it raises, as it did
-            lines.append(self._is(f"{self._constant(cell)}.cell_contents", value))
+            require(self._is(f"{constant(cell)}.cell_contents", value))
         for variable, value in self._contexts.values():
-            lines.append(self._is(f"{self._constant(variable)}.get(M)", value))
+            require(self._is(f"{constant(variable)}.get(M)", value))
         for function in self._functions.values():
-            name = self._constant(function)
-            lines += [
-                f"{name}.{part} is {self._constant(getattr(function, part))}"
-                for part in ("__code__", "__defaults__", "__kwdefaults__")
-            ]
+            name = constant(function)
+            for part in ("__code__", "__defaults__", "__kwdefaults__"):
+                require(f"{name}.{part} is {constant(getattr(function, part))}")
         for holder, attribute, value in self._computed.values():
-            name = self._constant(holder)
-            lines.append(f"type({name}) is {self._constant(type(holder))}")
-            lines.append(self._is(f"getattr({name}, {attribute!r}, M)", value))
+            name = constant(holder)
+            require(f"type({name}) is {constant(type(holder))}")
+            require(self._is(f"getattr({name}, {attribute!r}, M)", value))
         for holder, items in self._contents.values():
-            name = self._constant(holder)
+            name = constant(holder)
             for part, held in parts_of(holder, items):
-                lines.append(f"len({name}) == {len(held)}")
+                require(f"len({name}) == {len(held)}")
                 if held:
-                    saved = self._constant(held)
+                    saved = constant(held)
                     among = f"{name}{part}"
-                    lines.append(f"(all(map(is_, {among}, {saved})) or all(map(alike, {among}, {saved})))")
+                    require(f"(all(map(is_, {among}, {saved})) or all(map(alike, {among}, {saved})))")
         for array, content in self._arrays.values():
-            lines.append(f"same({self._constant(array)}, {self._constant(content)})")
+            require(f"same({constant(array)}, {constant(content)})")
         for kind in kinds.values():
             version = class_version(kind)
             if version is None:
@@ -168,32 +166,25 @@ class FlatGuards:
             cell, value = version
             if not value:
                 raise Refused(f"the class {kind.__qualname__} keeps changing")
-            lines.append(f"{self._constant(cell)}.value == {value}")
-            self._constant(kind)  # keeps the memory of its version alive
-        self._holds = _written(lines, self._values)
+            require(f"{constant(cell)}.value == {value}")
+            constant(kind)  # keeps the memory of its version alive
+        self._holds = self._writer.written()
 
-    def _entry(self, key: Any, value: Any) -> str:
-        name = repr(key) if type(key) in (str, int) else self._constant(key)
-        if value is MISSING:
-            return f"{name} not in d"
-        return self._is(f"d.get({name}, M)", value)
+    def _require_entries(self, entries: dict[Any, Any]) -> None:
+        for key, value in entries.items():
+            name = repr(key) if type(key) in (str, int) else self._writer.constant(key)
+            missing = value is MISSING
+            self._writer.require(f"{name} not in d" if missing else self._is(f"d.get({name}, M)", value))
 
     def _is(self, place: str, value: Any) -> str:
         if value is None or value is True or value is False:
             return f"{place} is {value}"
         if isinstance(value, _TENSORS):
-            return f"(v := {place}) is not None and v is {self._constant(weakref.ref(value))}()"
-        name = self._constant(value)
+            return f"(v := {place}) is not None and v is {self._writer.constant(weakref.ref(value))}()"
+        name = self._writer.constant(value)
         if is_number(value) or type(value) is tuple:
             return f"((v := {place}) is {name} or alike(v, {name}))"
         return f"{place} is {name}"
-
-    def _constant(self, value: Any) -> str:
-        name = self._names.get(id(value))
-        if name is None:
-            name = self._names[id(value)] = f"c{len(self._values)}"
-            self._values[name] = value
-        return name
 
 
 def parts_of(holder: Any, items: tuple[Any, ...]) -> list[tuple[str, tuple[Any, ...]]]:
@@ -220,16 +211,6 @@ def _alike(one: Any, other: Any) -> bool:
     if type(one) is tuple:
         return len(one) == len(other) and all(map(_alike, one, other))
     return is_number(one) and bool(same(one, other))
-
-
-def _written(lines: list[str], values: dict[str, Any]) -> Callable[[], bool]:
-    # Not one expression: CPython compiles a chain of some thousand `and`s recursively. Statements are as fast.
-    body = "".join(f"    if not ({line}): return False\n" for line in lines)
-    space = dict(values)
-    parameters = ", ".join(f"{name}={name}" for name in values)
-    exec(f"def holds(*, {parameters}):\n{body}    return True\n", space)
-    holds: Callable[[], bool] = space["holds"]
-    return holds
 
 
 def is_small(array: np.ndarray[Any, Any]) -> bool:

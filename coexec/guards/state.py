@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from coexec.base.tuning import tuning
+from coexec.guards.codegen import CheckWriter
 from coexec.guards.pure_calls import is_number, plain_attribute
 from tracer.effects import is_programs
 from tracer.errors import Refused
@@ -51,8 +52,7 @@ class StateGuards:
     def __init__(self, allowed: Callable[[Any], bool]) -> None:
         self.functions: dict[int, dict[int, Any]] = {}  # the program's, by id of their code and their own id
         self._allowed = allowed  # whether other functions may be called
-        self._lines: list[str] = []
-        self._values: dict[str, Any] = {"M": _MISSING, "same": same}
+        self._writer = CheckWriter(failure="False", M=_MISSING, same=same)
         self._names: dict[int, str] = {}  # of objects and containers, by id
         self._kept: list[Any] = []  # keeps objects alive until `finish`
         # The program's objects, with the names looked up, and the optional names looked up.
@@ -81,17 +81,17 @@ class StateGuards:
     def add_function(self, function: Any) -> None:
         """Guards a function of the program that ran: code, defaults and closure."""
         name = self._by_reference(function)
-        self._line(f"{name}.__code__ is {self._constant(function.__code__)}")
+        self._line(f"{name}.__code__ is {self._writer.constant(function.__code__)}")
         for part in ("__defaults__", "__kwdefaults__"):
-            place = self._let(f"{name}.{part}")
+            place = self._writer.let(f"{name}.{part}")
             self._check(place, getattr(function, part))
         for number, cell in enumerate(function.__closure__ or ()):
             value = _content(cell)
             if value is _MISSING:  # unbound so far; reading it raises
                 continue
-            place = self._let(f"{name}.__closure__[{number}].cell_contents")
+            place = self._writer.let(f"{name}.__closure__[{number}].cell_contents")
             if type(value) is types.ModuleType:  # attributes read of it have their own guards
-                self._line(f"{place} is {self._constant(value)}")
+                self._line(f"{place} is {self._writer.constant(value)}")
             else:
                 self._check(place, value)
 
@@ -111,28 +111,29 @@ class StateGuards:
         free = function.__code__.co_freevars
         value: Any
         if name.startswith("import "):
-            self._line(f"{self._constant(vars(builtins))}.get('__import__') is {self._constant(builtins.__import__)}")
+            usual = self._writer.constant(builtins.__import__)
+            self._line(f"{self._writer.constant(vars(builtins))}.get('__import__') is {usual}")
             value = sys.modules.get(name.partition(" ")[2], _MISSING)
-            place = self._let(f"{self._constant(sys.modules)}.get({name.partition(' ')[2]!r}, M)")
+            place = self._writer.let(f"{self._writer.constant(sys.modules)}.get({name.partition(' ')[2]!r}, M)")
             if value is _MISSING:
                 raise Refused(f"an {name}, which is not there yet")
         elif name in free:
             value = _content(function.__closure__[free.index(name)])
-            place = self._let(f"{self._by_reference(function)}.__closure__[{free.index(name)}].cell_contents")
+            place = self._writer.let(f"{self._by_reference(function)}.__closure__[{free.index(name)}].cell_contents")
         else:
             space = self._by_reference(function) + ".__globals__"
             value = function.__globals__.get(name, _MISSING)
-            place = self._let(f"{space}.get({name!r}, M)")
+            place = self._writer.let(f"{space}.get({name!r}, M)")
             if value is _MISSING:
                 self._line(f"{place} is M")
                 value = vars(builtins).get(name, _MISSING)
-                place = self._let(f"{self._constant(vars(builtins))}.get({name!r}, M)")
+                place = self._writer.let(f"{self._writer.constant(vars(builtins))}.get({name!r}, M)")
         for attribute in attributes:
             if not issubclass(type(value), types.ModuleType):
                 break
-            self._line(f"{place} is {self._constant(value)}")
+            self._line(f"{place} is {self._writer.constant(value)}")
             value = plain_attribute(value, attribute)
-            place = self._let(f"{place}.{attribute}")
+            place = self._writer.let(f"{place}.{attribute}")
         if value is _MISSING:
             return  # reading it raises
         if issubclass(type(value), types.ModuleType):
@@ -140,7 +141,7 @@ class StateGuards:
         builtin = type(value) is types.BuiltinFunctionType and type(value.__self__) is types.ModuleType
         asks = (value is getattr or value is hasattr) and chain in _ASKING  # for literal names
         if asks or (called and builtin) or (kind and isinstance(value, type) and _is_told_by_type(value)):
-            self._line(f"{place} is {self._constant(value)}")
+            self._line(f"{place} is {self._writer.constant(value)}")
         else:
             self._check(place, value)
 
@@ -166,35 +167,23 @@ class StateGuards:
         self.tensors = {id(v) for v in self._kept if type(v) is EagerTensor}
         variables = [v for v in self._kept if issubclass(type(v), _VARIABLES)]
         objects = [v for v in self._kept if issubclass(type(v), _KERAS)]
-        body = "\n".join([*(f"    {line}" for line in self._lines), "    return True"])
-        exec(compile(f"def holds():\n{body}", __file__, "exec"), self._values)
-        self._holds = self._values["holds"]
+        self._holds = self._writer.written()
         self._kept, self._names, self._objects, self._classes, self.functions = [], {}, [], {}, {}
         return variables, objects
 
     # Generating.
 
     def _line(self, condition: str) -> None:
-        if len(self._lines) >= tuning.max_lookups:
+        if len(self._writer) >= tuning.max_lookups:
             raise Refused("it looks at too much")
-        self._lines.append(f"if not ({condition}): return False")
-
-    def _let(self, expression: str) -> str:
-        name = f"v{len(self._lines)}"
-        self._lines.append(f"{name} = {expression}")
-        return name
-
-    def _constant(self, value: Any) -> str:
-        name = f"c{len(self._values)}"
-        self._values[name] = value
-        return name
+        self._writer.require(condition)
 
     def _by_reference(self, value: Any) -> str:
         """Returns the name of an object that is reached by a weak reference only."""
         name = self._names.get(id(value))
         if name is None:
             self._kept.append(value)
-            name = self._names[id(value)] = self._let(f"{self._constant(weakref.ref(value))}()")
+            name = self._names[id(value)] = self._writer.let(f"{self._writer.constant(weakref.ref(value))}()")
             self._line(f"{name} is not None")
         return name
 
@@ -208,7 +197,7 @@ class StateGuards:
         self._kept.append(value)
         self._names[id(value)] = place
         try:
-            self._line(f"{place} is {self._constant(weakref.ref(value))}()")
+            self._line(f"{place} is {self._writer.constant(weakref.ref(value))}()")
         except TypeError:
             raise Refused(f"it reads a {type(value).__qualname__}") from None
         return False
@@ -221,10 +210,10 @@ class StateGuards:
         if value is None or value is True or value is False or value is NotImplemented or value is Ellipsis:
             self._line(f"{place} is {value}")
         elif is_number(value):
-            constant = self._constant(value)
+            constant = self._writer.constant(value)
             self._line(f"{place} is {constant} or same({place}, {constant})")
         elif kind is range:
-            bounds = self._constant((value.start, value.stop, value.step))  # equal ranges may differ in these
+            bounds = self._writer.constant((value.start, value.stop, value.step))  # equal ranges may differ in these
             self._line(f"type({place}) is range and ({place}.start, {place}.stop, {place}.step) == {bounds}")
         elif issubclass(kind, (list, tuple, dict)):
             self._container(place, value)
@@ -237,16 +226,16 @@ class StateGuards:
         elif kind is types.FunctionType and value.__code__ is not _MANAGER:
             self._function(place, value)
         elif kind is types.MethodType:
-            self._check(self._let(f"{place}.__func__"), value.__func__)
-            self._check(self._let(f"{place}.__self__"), value.__self__)
+            self._check(self._writer.let(f"{place}.__func__"), value.__func__)
+            self._check(self._writer.let(f"{place}.__self__"), value.__self__)
         elif kind is types.FunctionType and value.__code__ is _MANAGER:
             self._is(place, value)
             free = value.__code__.co_freevars.index("func")
-            self._check(self._let(f"{place}.__closure__[{free}].cell_contents"), value.__wrapped__)
+            self._check(self._writer.let(f"{place}.__closure__[{free}].cell_contents"), value.__wrapped__)
         elif kind is types.BuiltinFunctionType:
             if not self._allowed(value) or not isinstance(value.__self__, (types.ModuleType, type(None))):
                 raise Refused(f"it may call {value.__qualname__}")
-            self._line(f"{place} is {self._constant(value)}")
+            self._line(f"{place} is {self._writer.constant(value)}")
         elif issubclass(kind, _KERAS) and kind.__module__.startswith("keras."):
             self._is(place, value)  # writes to it are observed
         else:
@@ -262,10 +251,10 @@ class StateGuards:
 
     def _class(self, place: str, kind: type) -> None:
         if kind in _CLASSES or (kind.__module__ == "builtins" and issubclass(kind, BaseException)):
-            self._line(f"{place} is {self._constant(kind)}")
+            self._line(f"{place} is {self._writer.constant(kind)}")
             return
         if issubclass(kind, (tf.errors.OpError, np.generic)) and kind.__module__.startswith(("tensorflow.", "numpy")):
-            self._line(f"{place} is {self._constant(kind)}")
+            self._line(f"{place} is {self._writer.constant(kind)}")
             return
         if kind.__module__.startswith(("keras.", "tensorflow.", "numpy")) or not kind.__flags__ & HEAP:
             raise Refused(f"it may make a {kind.__qualname__}")
@@ -296,21 +285,21 @@ class StateGuards:
             return
         self._kept.append(value)
         self._names[id(value)] = place
-        self._line(f"type({place}) is {self._constant(kind)} and len({place}) == {len(value)}")
+        self._line(f"type({place}) is {self._writer.constant(kind)} and len({place}) == {len(value)}")
         if isinstance(value, dict):
             keys = list(value)
             if not all(map(is_number, keys)):
                 raise Refused("it reads a dict with keys that are objects")
             if all(type(key) in _NAMES for key in keys):
-                self._line(f"list({place}) == {self._constant(keys)}")
-                self._line(f"[*map(type, {place})] == {self._constant([*map(type, keys)])}")
+                self._line(f"list({place}) == {self._writer.constant(keys)}")
+                self._line(f"[*map(type, {place})] == {self._writer.constant([*map(type, keys)])}")
             else:
-                self._line(f"all(map(same, {place}, {self._constant(keys)}))")
+                self._line(f"all(map(same, {place}, {self._writer.constant(keys)}))")
             for key in keys:
-                self._check(self._let(f"{place}[{self._constant(key)}]"), value[key])
+                self._check(self._writer.let(f"{place}[{self._writer.constant(key)}]"), value[key])
             return
         for number, item in enumerate(value):
-            self._check(self._let(f"{place}[{number}]"), item)
+            self._check(self._writer.let(f"{place}[{number}]"), item)
 
     def _object(self, place: str, value: Any) -> None:
         """Guards an object of the program by identity and class; `look_further` guards its attributes."""
@@ -327,8 +316,8 @@ class StateGuards:
         if id(kind) in self._classes:
             self._line(f"type({place}) is {self._classes[id(kind)][0]}")
         else:
-            name = self._let(f"type({place})")
-            self._line(f"{name} is {self._constant(weakref.ref(kind))}()")
+            name = self._writer.let(f"type({place})")
+            self._line(f"{name} is {self._writer.constant(weakref.ref(kind))}()")
             self._classes[id(kind)] = name, kind, set()
         self._objects.append((place, value, set(), set()))
         self._looked.add(id(value))
@@ -350,7 +339,7 @@ class StateGuards:
         held = getattr(value, "__dict__", None)
         if type(held) is dict:
             if name in held:
-                self._check(self._let(f"{place}.__dict__.get({name!r}, M)"), held[name])
+                self._check(self._writer.let(f"{place}.__dict__.get({name!r}, M)"), held[name])
             elif found is not _MISSING:
                 self._line(f"{name!r} not in {place}.__dict__")
 
@@ -358,14 +347,14 @@ class StateGuards:
         """Guards that this method of a logger does nothing at its level, or a plain attribute of it."""
         if name not in _LEVELS:
             if name in vars(logger) and is_number(vars(logger)[name]):
-                self._check(self._let(f"{place}.__dict__.get({name!r}, M)"), vars(logger)[name])
+                self._check(self._writer.let(f"{place}.__dict__.get({name!r}, M)"), vars(logger)[name])
             elif hasattr(logger, name):
                 raise Refused(f"it may ask the logger {logger.name} for {name}")
             return
         if logger.isEnabledFor(_LEVELS[name]):
             raise Refused(f"it may log by {logger.name}")
         method = vars(logging.Logger)[name]
-        self._line(f"{self._constant(logging.Logger)}.{name} is {self._constant(method)}")
+        self._line(f"{self._writer.constant(logging.Logger)}.{name} is {self._writer.constant(method)}")
         self._line(f"{name!r} not in {place}.__dict__ and not {place}.isEnabledFor({_LEVELS[name]})")
 
     def _absence(self, place: str, value: Any, name: str) -> None:
@@ -391,13 +380,13 @@ class StateGuards:
                 self._line(f"{name!r} not in {place}.__mro__[{number}].__dict__")
                 continue
             found = vars(base)[name]
-            at = self._let(f"{place}.__mro__[{number}].__dict__.get({name!r}, M)")
+            at = self._writer.let(f"{place}.__mro__[{number}].__dict__.get({name!r}, M)")
             if isinstance(found, (staticmethod, classmethod)):
-                self._line(f"type({at}) is {self._constant(type(found))}")
-                self._check(self._let(f"{at}.__func__"), found.__func__)
+                self._line(f"type({at}) is {self._writer.constant(type(found))}")
+                self._check(self._writer.let(f"{at}.__func__"), found.__func__)
             elif type(found) is property and type(found.fget) is types.FunctionType:
                 self._line(f"type({at}) is property")
-                self._check(self._let(f"{at}.fget"), found.fget)
+                self._check(self._writer.let(f"{at}.fget"), found.fget)
             elif type(found) is not types.FunctionType and hasattr(type(found), "__get__"):
                 raise Refused(f"{name!r} of a {kind.__qualname__} is computed")
             else:
