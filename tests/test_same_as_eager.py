@@ -129,6 +129,8 @@ def compare(program: Program, expected: Outcome, found: Outcome) -> None:
     assert expected.printed == found.printed
 
 
+# `make test` has two phases of each program.
+@pytest.mark.sample(*(f"{name}-{phase}" for n, name in enumerate(PROGRAMS) for phase in list(PHASES)[n % 2 :: 2]))
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_followed_program_is_the_eager_program(name, phase):

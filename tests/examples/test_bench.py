@@ -356,6 +356,7 @@ def test_the_sections_of_other_commands_outlive_a_new_run(tmp_path, name):
         table.section(document.read_text(), "nobody")
 
 
+@pytest.mark.slow
 def test_the_short_table():
     """README's table has the times, and a word where there is none."""
     case = Case("keras-mlp", "a tiny step", lambda: BenchProgram(lambda x: x * 2.0 + 1.0, forever(tf.ones(3))), calls=2)
@@ -381,6 +382,7 @@ def test_peers_have_all_cases(module):
     assert [key.value for key in builders.keys] == list(peers.NAMES)
 
 
+@pytest.mark.slow
 def test_a_peer_is_timed_beside_the_others_and_not_compared():
     case = Case("tiny", "a tiny step", lambda: BenchProgram(lambda x: x * 2.0 + 1.0, forever(tf.ones(3))), calls=2)
     result = timings.measure(case, 2, {"other": lambda: BenchProgram(lambda: 7.0, forever())})

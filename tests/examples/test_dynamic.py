@@ -8,7 +8,7 @@ from examples.programs import PROGRAMS
 from tests.examples import check
 
 
-@pytest.mark.sample("nasrnn", "seq2seq", "skipnet", "stack_rnn")
+@pytest.mark.sample("seq2seq", "skipnet")
 @pytest.mark.parametrize(
     "name",
     [

@@ -484,6 +484,7 @@ def test_attributes_are_what_tensorflow_makes_of_them():
         nodedef._attr_value("1", "int", "name")
 
 
+@pytest.mark.sample(*sorted(SHAPED_BY_SHAPES)[::4])
 @pytest.mark.parametrize("op", sorted(SHAPED_BY_SHAPES))
 def test_operations_said_to_be_shaped_by_shapes_are(op):
     """TensorFlow's shape function knows the shapes of all results if it knows no value."""

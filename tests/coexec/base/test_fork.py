@@ -5,6 +5,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 
 START = """
@@ -56,6 +58,7 @@ def output_of(program, start=PROGRAM):
     return done.stdout.split("\n")[:-1]
 
 
+@pytest.mark.slow
 def test_a_forked_process_runs_plainly():
     """A child makes calls, with one warning; its values are those of the parent, who goes on as before."""
     lines = output_of(
@@ -90,6 +93,7 @@ def test_a_fork_in_the_middle_of_a_call():
     assert "hangs" not in lines
 
 
+@pytest.mark.slow
 def test_a_fork_while_a_launch_is_in_flight():
     """The child finds it landed: its values are there, and what it writes has been written once."""
     lines = output_of(
@@ -122,6 +126,7 @@ def test_a_fork_while_a_launch_is_in_flight():
     assert "hangs" not in lines
 
 
+@pytest.mark.slow
 def test_a_fork_before_tensorflow_starts_is_none():
     """A child that starts TensorFlow itself has its calls followed and launched, without a warning."""
     lines = output_of(

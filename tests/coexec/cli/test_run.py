@@ -63,6 +63,7 @@ def test_fit_of_an_unmodified_script_is_followed(script):
     assert [line.split(":")[1].strip() for line in said[1:]] == ["at best", "to change"]
 
 
+@pytest.mark.slow
 def test_a_named_function_is_followed(script):
     plain = script(steps=STEP, loop=LOOP)
     followed = script(*RUN, "--function", "steps:step", steps=STEP, loop=LOOP)
@@ -70,6 +71,7 @@ def test_a_named_function_is_followed(script):
     assert "coexec: step: a call takes " in followed.stderr
 
 
+@pytest.mark.slow
 def test_errors_are_clear(script):
     """Those of the command line have a hint; those of the script are its own, with its exit status."""
     unknown = script(*RUN, "--function=steps:other", steps=STEP, loop=LOOP)

@@ -306,6 +306,7 @@ print("ends", time.time(), flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["", "raise KeyboardInterrupt"])
 def test_the_process_ends_during_a_compilation(how):
     """The process ends as it should, once XLA, which cannot be interrupted, is done; nothing crashes."""

@@ -486,6 +486,7 @@ def test_effects_beside_a_list(backend):
     assert fn.stats().decisions_on_device > 0
 
 
+@pytest.mark.slow
 def test_more_rows_than_there_are(backend):
     """The loop goes on with as many again; then with more at a time."""
 
@@ -563,6 +564,7 @@ def test_gradients_behind_a_list(backend):
     same(function, TRIPS * 2, backend, lambda: weight, reset=lambda: weight.assign(1.5))
 
 
+@pytest.mark.slow
 def test_greedy_decoding(backend):
     """A GRU writes letters until the one that ends a word, or fifty; they are joined behind the loop."""
     keras.utils.set_random_seed(1)

@@ -43,6 +43,7 @@ def left_by_chance(x):
     return y, k, tape.gradient(y, [x, w])
 
 
+@pytest.mark.slow
 @pytest.mark.sample("graph-268435456-grown", "xla-40-grown", "graph-40-left_by_chance")
 @pytest.mark.parametrize("function", [grown, left_by_chance], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("most", [1 << 28, 40])
@@ -157,6 +158,7 @@ def growing(w):
     return w
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("deciding", "inputs"), [(squares_or_sines, scalars(1, -1, 7, -3, 6, 0)), (growing, scalars(10, 20, 3, 70, 30, 5))]
 )
@@ -239,6 +241,7 @@ def test_one_tensor_in_two_places(backend):
     same(function, TRIPS, backend)
 
 
+@pytest.mark.slow
 @pytest.mark.sample("graph-0", "graph-9", "graph-15", "xla-3", "xla-21")
 @pytest.mark.parametrize("event", range(0, 24, 3))
 def test_divergences_around(event, backend):

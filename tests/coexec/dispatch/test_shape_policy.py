@@ -125,6 +125,7 @@ def batch(n):
     return tf.constant(numbers.normal(size=(n, 4)), tf.float32), tf.constant(numbers.integers(3, size=n), tf.int32)
 
 
+@pytest.mark.slow
 def test_two_hundred_sizes():
     """Losses and weights are eager's, few executables are compiled, and those sizes that were first go on fast."""
     (plain, one), (mine, other) = step_of(1), step_of(1)

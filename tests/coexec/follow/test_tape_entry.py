@@ -61,6 +61,7 @@ EXPRESSIONS = {
 }
 
 
+@pytest.mark.sample(*list(EXPRESSIONS)[::4])
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_records_of_memoized_calls(name):
     """A jacobian, and a tape that outlives the call, ask for all that was recorded: gradients are eager's."""

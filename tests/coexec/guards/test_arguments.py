@@ -221,6 +221,7 @@ def test_nothing_is_kept_alive():
     assert [reference() for reference in references] == [None, None]
 
 
+@pytest.mark.slow
 def test_masks():
     """What Keras has noted on a tensor decides what a layer does with it."""
 

@@ -100,6 +100,7 @@ def test_fit():
     assert stats.regions >= 9, model.train_function.explain()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -308,6 +309,7 @@ def test_predict(steps):
     )
 
 
+@pytest.mark.slow
 def test_mixed_precision():
     """Loss scaling and half-precision layers."""
     keras.config.set_dtype_policy("mixed_float16")
@@ -334,6 +336,7 @@ def test_callbacks_that_change_the_course():
     compare(lambda eager: prepare(mlp(), eager), run)
 
 
+@pytest.mark.slow
 def test_changes_between_steps():
     """A step that is one region notices what callbacks do to layers, losses, optimizer and metrics."""
 
@@ -364,6 +367,7 @@ def test_changes_between_steps():
     assert model.train_function.stats().regions > 14, model.train_function.explain()
 
 
+@pytest.mark.slow
 def test_steps_inside_of_steps():
     """Keras' own step, called by one of the user's under a tape of its own, or twice."""
 
@@ -379,6 +383,7 @@ def test_steps_inside_of_steps():
     compare(lambda eager: prepare(mlp(model=Twice), eager), fit)
 
 
+@pytest.mark.slow
 def test_compiled_again():
     """Another optimizer and loss are used from then on; layers may be frozen."""
 
@@ -392,6 +397,7 @@ def test_compiled_again():
     compare(lambda eager: prepare(mlp(keras.layers.Activation("softmax")), eager), run)
 
 
+@pytest.mark.slow
 def test_many_fits_keep_what_is_known():
     """What `fit` notes on the model is no reason to learn anew: each of the last steps is still one region."""
     model = prepare(mlp(), eager=False)

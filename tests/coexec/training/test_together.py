@@ -90,6 +90,7 @@ def test_steps_are_launched_together(x):
     assert_together(both(lambda model: fit(model, x=x)), 6 * 17)
 
 
+@pytest.mark.slow
 def test_shuffled_arrays_and_a_smaller_last_batch():
     """Batches of another size go alone, and the next epoch goes on together."""
 
@@ -122,6 +123,7 @@ def test_validation_and_evaluate():
     assert_together(model, 8 * 17, "test")
 
 
+@pytest.mark.slow
 def test_callbacks_of_epochs():
     """What looks at epochs only sees weights, logs and files as ever, and may change the course."""
 
@@ -191,6 +193,7 @@ def test_steps_full_of_python_go_one_by_one():
     assert_alone(model, 3 * 17)
 
 
+@pytest.mark.slow
 def test_logs_that_are_no_metrics():
     """What a step of the user's reports is the history, of the last batch."""
 
@@ -259,6 +262,7 @@ def test_which_data_come_apart():
     assert not comes_apart(plain.flat_map(lambda v: tf.data.Dataset.from_tensors(v).map(lambda w: w + counter)))
 
 
+@pytest.mark.slow
 def test_data_that_fail():
     """What came before is trained on."""
 
@@ -277,6 +281,7 @@ def test_data_that_fail():
     assert model.train_function.stats().calls < 4 * 17
 
 
+@pytest.mark.slow
 def test_data_that_run_out_or_go_on():
     """Epochs of so many steps, with data for more or fewer."""
 
@@ -322,6 +327,7 @@ def test_ctrl_c():
         assert any(np.allclose(mine, one, rtol=1e-2, atol=1e-4) for one in others), mine.path
 
 
+@pytest.mark.slow
 def test_the_progress_bar(capsys):
     """Keras' bar shows what it shows eagerly in the end, and metrics in between."""
     lines = []
@@ -347,6 +353,7 @@ def test_steps_per_execution(steps):
     assert model.train_function.stats().launches < 6 * 17 / 2
 
 
+@pytest.mark.slow
 def test_other_threads_do_not_hurt():
     """Whoever reads a weight meanwhile gets that of some moment before."""
     model = prepare(mlp(), False)

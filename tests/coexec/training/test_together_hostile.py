@@ -134,6 +134,7 @@ def test_a_step_that_fails_in_an_execution(steps):
     both(run, stateful, steps_per_execution=steps)
 
 
+@pytest.mark.slow
 def test_nan():
     """Whoever looks stops at that batch; where nobody does, all becomes NaN, and good weights make it well."""
     x = data(ROWS)[0]
@@ -170,6 +171,7 @@ def test_a_generator_that_raises():
 # Somebody in between.
 
 
+@pytest.mark.slow
 def test_a_callback_of_batches_between_groups():
     """It reads weights, changes the rate, and stops; before and behind it, steps are launched together."""
 
@@ -189,6 +191,7 @@ def test_a_callback_of_batches_between_groups():
     assert_grown(both(run, stateful))
 
 
+@pytest.mark.slow
 def test_callbacks_that_run_the_model():
     """Between epochs: single batches, `evaluate` and `predict`, whose results and effects are there at once."""
     x, y = data(25, seed=2)
@@ -209,6 +212,7 @@ def test_callbacks_that_run_the_model():
     assert_grown(both(run, stateful))
 
 
+@pytest.mark.slow
 def test_single_batches_between_fits():
     """Metrics go on or begin anew as the program says."""
     x, y = data(ROWS)
@@ -224,6 +228,7 @@ def test_single_batches_between_fits():
     assert_grown(both(run, stateful))
 
 
+@pytest.mark.slow
 def test_models_in_turns():
     """Two that share a layer, the second trained and compiled again in between, parts of both frozen."""
 
@@ -245,6 +250,7 @@ def test_models_in_turns():
     assert_grown(both(run, stateful))
 
 
+@pytest.mark.slow
 def test_weights_of_rows_and_classes():
     """For the loss and for metrics."""
 
@@ -266,6 +272,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sample("accumulating", "scheduled")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_that_count(name):
@@ -289,6 +296,7 @@ def test_loss_scales_that_overflow():
     assert 0 < int(model.optimizer.inner_optimizer.iterations) < 5 * 8
 
 
+@pytest.mark.slow
 def test_layers_whose_state_is_set_between_epochs():
     """A recurrent state that is reset, statistics that are adapted, weights and seeds that are put in."""
 
@@ -320,6 +328,7 @@ class Interrupted(Exception):
     pass
 
 
+@pytest.mark.slow
 def test_callbacks_with_files(tmp_path):
     """Checkpoints every three batches, logs, and going on after an interruption, at an epoch's end or in its middle."""
     callbacks = keras.callbacks
@@ -373,6 +382,7 @@ def test_pages_made_by_workers(workers):
     assert both(run).train_function.together == 1
 
 
+@pytest.mark.slow
 def test_epochs_of_all_lengths():
     """A last batch that is smaller or the only one, data without end, and `predict` and `evaluate` on so many."""
 
