@@ -11,6 +11,7 @@ false. The owners of all words must be alive.
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import sys
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ _HEAP = 1 << 9  # flag of classes whose attributes can be set
 _DICT_VERSION, _DICT_VALUES = 24, 40
 _LENGTH, _ITEMS = 16, 24  # of a list
 _SET_FILL, _SET_USED, _SET_MASK, _SET_TABLE = 16, 24, 32, 40
+_PARTIAL = (16, 24, 32)  # function, arguments and keywords of a `functools.partial`
 _ENTRY = 16  # of a set: an object and its hash
 _SLOTS = (-24, -32)  # of an instance's dict pointer, if its class has no offset
 
@@ -89,6 +91,11 @@ def array_places(holder: npt.NDArray[Any]) -> list[int]:
     return list(range(start // _WORD * _WORD, end, _WORD))
 
 
+def partial_places(holder: functools.partial[Any]) -> list[int]:
+    """Returns the addresses of a `functools.partial`'s function, arguments and keywords."""
+    return [id(holder) + offset for offset in _PARTIAL]
+
+
 def class_places(kind: type) -> list[int]:
     """Returns the address of a class's version, which `type.__setattr__` clears, and the next lookup sets anew.
 
@@ -144,6 +151,9 @@ def _sees_writes() -> bool:
         number: object = 0
 
     probe, items, names = Probe(), [object(), object()], {"a", "b"}
+    partial = functools.partial(len, items)
+    if [*map(word, partial_places(partial))] != [id(partial.func), id(partial.args), id(partial.keywords)]:
+        return False
     probe.number = 1
     own, slot = probe.__dict__, slot_of(probe)
     if slot is None or word(id(names) + _SET_USED) != 2 or len(items) != word(id(items) + _LENGTH):

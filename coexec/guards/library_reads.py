@@ -216,7 +216,8 @@ class LibraryReads:
                     self._add("array", holder)
             elif kind is types.MethodType:
                 ahead.extend((holder.__func__, holder.__self__))
-            elif kind is functools.partial:
+            elif issubclass(kind, functools.partial):
+                self._add("partial", holder)
                 ahead.extend((holder.func, holder.args, holder.keywords))
             elif issubclass(kind, wrapt.ObjectProxy):  # TensorFlow's of a dict
                 ahead.append(holder.__wrapped__)
@@ -335,6 +336,7 @@ _PLACES: dict[str, Callable[[Any], tuple[list[int], list[int]]]] = {
     "list": lambda holder: memory.list_places(holder, tuning.max_watched_items),
     "set": lambda holder: memory.set_places(holder, tuning.max_watched_items),
     "array": lambda holder: (memory.array_places(holder), []),
+    "partial": lambda holder: (memory.partial_places(holder), []),
     "class": lambda holder: (memory.class_places(holder), []),
 }
 
@@ -350,6 +352,7 @@ _VALUES: dict[str, Callable[[Any, Any], list[Any] | None]] = {
     "dict": lambda holder, _: _few([part for item in dict.items(holder) for part in item]),
     "list": lambda holder, _: _few([*list.__iter__(holder)]),
     "set": lambda holder, _: None,
+    "partial": lambda holder, _: [holder.func, holder.args, holder.keywords],
     "array": lambda holder, _: None,
     "class": lambda holder, _: None,
 }

@@ -269,6 +269,11 @@ class StateGuards:
         self._classes.setdefault(id(kind), (place, kind, set()))
         self._objects.append((place, kind, set(), set()))
         self._looked.add(id(kind))
+        meta = type(kind)
+        if meta.__flags__ & HEAP and meta.__module__ not in _METACLASSES and id(meta) not in self._classes:
+            name = self._let(f"type({place})")
+            self._line(f"{name} is {self._constant(weakref.ref(meta))}()")
+            self._classes[id(meta)] = name, meta, set()
 
     def _container(self, place: str, value: Any) -> None:
         """Guards a list, tuple or dict: its type, length, keys and items."""
@@ -326,6 +331,8 @@ class StateGuards:
         """Guards an attribute of an object of the program, or its absence."""
         if isinstance(value, type):
             self._class_attribute(value, name)
+            if id(type(value)) in self._classes:  # a metaclass of the program's
+                self._class_attribute(type(value), name)
             return
         if type(value) is logging.Logger:
             self._silence(place, value, name)
@@ -374,7 +381,7 @@ class StateGuards:
             return
         seen.add(name)
         for number, base in enumerate(kind.__mro__):
-            if base is object or base.__module__.startswith(("keras.", "tensorflow.")):
+            if base is object or base is type or base.__module__.startswith(("keras.", "tensorflow.")):
                 continue
             if name not in vars(base):
                 self._line(f"{name!r} not in {place}.__mro__[{number}].__dict__")
@@ -407,6 +414,11 @@ _KERAS = (
 )  # fmt: skip
 
 
+# Modules of metaclasses whose own attributes nobody changes.
+_METACLASSES = ("abc", "enum", "typing")
+_C_METHODS = (types.WrapperDescriptorType, types.MethodDescriptorType)
+_in_c: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+
 HEAP = 1 << 9  # the flag of classes created by a `class` statement
 
 
@@ -435,7 +447,16 @@ def _is_told_by_type(kind: type) -> bool:
 
 def _is_plain(kind: type) -> bool:
     """Returns whether a class's instances consist of attributes only, found by Python's default lookup."""
-    return _is_looked_up(kind) and not issubclass(kind, (list, tuple, dict, set, frozenset, np.ndarray))
+    return _is_looked_up(kind) and not any(map(_is_written_in_c, kind.__mro__[:-1]))
+
+
+def _is_written_in_c(kind: type) -> bool:
+    """Returns whether a class has methods in C: its instances may hold more than attributes (`array`, `partial`)."""
+    known = _in_c.get(kind)
+    if known is None:
+        known = any(type(v) in _C_METHODS and v.__objclass__ is kind for v in list(vars(kind).values()))
+        _in_c[kind] = known
+    return known
 
 
 def _is_looked_up(kind: type, base: type = object) -> bool:

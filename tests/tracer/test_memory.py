@@ -1,5 +1,6 @@
 """The words in memory that change with whatever is written to an object."""
 
+import functools
 import types
 
 import keras
@@ -38,6 +39,9 @@ WRITES = {  # an object, where its words are, and a write to it
     "item of a list": (lambda: [1, 2], lambda o: both(memory.list_places(o, 9)), lambda o: o.__setitem__(0, 3)),
     "one more item": (lambda: [1, 2], lambda o: both(memory.list_places(o, 9)), lambda o: o.append(3)),
     "a list in another order": (lambda: [1, 2], lambda o: both(memory.list_places(o, 9)), lambda o: o.reverse()),
+    "the state of a partial": (
+        lambda: functools.partial(len), memory.partial_places, lambda o: o.__setstate__((max, (), {}, None)),
+    ),
     "one more in a set": (lambda: {1, 2}, lambda o: both(memory.set_places(o, 99)), lambda o: o.add(3)),
     "one more in an empty set": (set, lambda o: both(memory.set_places(o, 99)), lambda o: o.add(3)),
     "one for another in a set": (

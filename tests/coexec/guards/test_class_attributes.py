@@ -101,3 +101,34 @@ def test_a_class_that_computes_its_attributes():
 
     compare(make, regions=0)
     assert len(asked) == CALLS
+
+
+def test_what_a_metaclass_says_is_looked_at_again():
+    def make():
+        class Meta(type):
+            rate = 2.0
+
+            @property
+            def twice(cls):
+                return 2.0 * cls.rate
+
+            def scaled(cls, x):
+                return x * cls.rate
+
+        class Config(metaclass=Meta):
+            pass
+
+        layer = Layer(lambda x: Config.scaled(tf.tanh(x)) * Config.twice + Config.rate)
+        return lambda x: layer(x), (Meta, Config)
+
+    def change(changed, i):
+        meta, config = changed
+        if i == 7:
+            meta.rate = 5.0
+        if i == 11:
+            meta.twice = property(lambda cls: -cls.rate)
+        if i == 13:
+            del meta.twice
+            config.twice = 4.0
+
+    compare(make, change, calls=20)
