@@ -76,7 +76,8 @@ _PLAIN = frozenset({int, float, bool, complex, str, bytes, type(None)})
 
 def is_number(value: Any) -> bool:
     """Returns whether a value is immutable and compared by value."""
-    return type(value) in _PLAIN or isinstance(value, (np.generic, tf.DType, tf.TensorShape))
+    kind = type(value)  # `isinstance` may run code of the value's class
+    return kind in _PLAIN or issubclass(kind, (np.generic, tf.DType, tf.TensorShape))
 
 
 def plain_attribute(owner: Any, name: str) -> Any:

@@ -31,6 +31,7 @@ from coexec.control_flow.run.frames import (
     set_locals,
     way_into_else,
 )
+from coexec.control_flow.run.identity import hands_on, may_be_asked
 from coexec.control_flow.run.loop_launch import LoopRun, room_for, vjp_for
 from coexec.control_flow.run.placement import Placements
 from coexec.control_flow.run.sites import Site
@@ -40,9 +41,12 @@ from coexec.control_flow.trace.range_loops import (
     OVER,
     RangeIterations,
     TracedRange,
+    means_range,
     trace_range,
     trace_range_iterations,
 )
+from coexec.control_flow.trace.read_guards import is_tensor
+from coexec.control_flow.trace.reads import has_own_builtins
 from coexec.control_flow.trace.statements import returns
 from coexec.control_flow.trace.while_loops import TracedLoop, appended_names, trace_loop
 from coexec.follow.device_control import FollowedCall
@@ -50,7 +54,6 @@ from tracer.errors import Refused
 from tracer.intercept import tape_is_empty
 from tracer.lazy import LazyTensor
 from tracer.location import Location, call_stack, is_user
-from tracer.private import EagerTensor
 from tracer.syntax import Decision, Simple, decision_at
 
 
@@ -59,15 +62,15 @@ class Decisions:
 
     def __init__(self, ledger: EventLog) -> None:
         self.ledger = ledger
-        self._sites: dict[Any, Site] = {}  # by code and statement
-        self._places: dict[tuple[int, int], tuple[Site, Decision | None]] = {}  # by code and instruction
+        self._sites: dict[Any, Site] = {}  # by code, statement and globals
+        self._places: dict[tuple[int, int, int], tuple[Site, Decision | None]] = {}  # by code, instruction and globals
         self._moves = Moves()
         self._callers = Callers()
         self.placements = Placements(ledger)
 
     def decide(self, run: FollowedCall, lazy: LazyTensor, frame: FrameType) -> bool:
         """Returns the truth value of a tensor that the code of `frame` tests; its loop may have run on the device."""
-        key = id(frame.f_code), frame.f_lasti
+        key = id(frame.f_code), frame.f_lasti, id(frame.f_globals)
         place = self._places.get(key)
         if place is None:
             if len(self._places) >= tuning.max_decisions:
@@ -113,17 +116,20 @@ class Decisions:
 
     def _new(self, frame: FrameType) -> tuple[Site, Decision | None]:
         """Returns the site of the statement that `frame` is in, with a `reason` if the device can never decide it."""
-        code = frame.f_code
+        code, space = frame.f_code, frame.f_globals
         if not is_user(code):
-            return Site(code, None, reason="a library asks"), None
-        decision = decision_at(code, frame.f_lasti, frame.f_globals)
+            return Site(code, None, space, reason="a library asks"), None
+        decision = decision_at(code, frame.f_lasti, space)
         if decision is None:
             reason = "it is no test of a statement, or the source is not known"
             self.ledger.cause(Kind.DECISION, f"an expression is decided by Python: {reason}", _location())
-            return Site(code, None, reason=reason), None
-        site = self._sites.setdefault((id(code), id(decision.statement)), Site(code, decision.statement))
+            return Site(code, None, space, reason=reason), None
+        key = id(code), id(decision.statement), id(space)
+        site = self._sites.setdefault(key, Site(code, decision.statement, space))
         if looks_at_variables(code):
             self._leave_to_python(site, "the function looks at its own variables")
+        elif has_own_builtins(frame):
+            self._leave_to_python(site, "the function has builtins of its own")
         elif isinstance(decision.statement, (ast.If, Simple)):
             if identity_is_asked(frame):
                 self._leave_to_python(site, "the function asks whether two values are one object")
@@ -149,7 +155,7 @@ class Decisions:
             return staged
 
         found = self._find(
-            site, variables, stage, lambda staged: branch_launch.described(staged).format(site.noun), lazy
+            site, frame, variables, stage, lambda staged: branch_launch.described(staged).format(site.noun), lazy
         )
         if found is None:
             return None
@@ -185,13 +191,15 @@ class Decisions:
                 self.ledger.cause(Kind.DECISION, f"{asks.left}: {asks.refused[None]}", _location())
             return None
         around, call = caller
-        key = id(around.f_code), id(call.statement)
+        key = id(around.f_code), id(call.statement), id(around.f_globals)
         site = self._sites.get(key)
         if site is None:
-            site = self._sites[key] = Site(around.f_code, call.statement)
+            site = self._sites[key] = Site(around.f_code, call.statement, around.f_globals)
             if looks_at_variables(around.f_code) or identity_is_asked(frame):
                 why = "the function looks at its own variables, or asks if two values are one object"
                 self._leave_to_python(site, why)
+            elif has_own_builtins(around):
+                self._leave_to_python(site, "the function has builtins of its own")
         return None if site.reason is not None else self._take(site, call, run, lazy, around)
 
     def _assume(self, site: Site, statement: ast.Assert, run: FollowedCall, lazy: LazyTensor) -> bool:
@@ -218,7 +226,7 @@ class Decisions:
             refuse_failures(staged.loop)
             return staged
 
-        found = self._find(site, variables, stage, lambda _: "a `while` loop turns on the device")
+        found = self._find(site, frame, variables, stage, lambda _: "a `while` loop turns on the device")
         if found is None:
             return None
         staged, arguments = found
@@ -269,7 +277,7 @@ class Decisions:
 
     def _run_range(self, site: Site, decision: Decision, run: FollowedCall, frame: FrameType) -> bool | None:
         """Runs a range loop on the device to its end; returns the answer that leaves it, None if Python must run it."""
-        if not self._can_record(site, run) or self.placements.leaves(run, site):
+        if not self._can_record(site, run) or self.placements.leaves(run, site) or not means_range(frame):
             return None
         variables = locals_of(frame)
         told = not tape_is_empty() or bool(appended_names(site.statement.body))
@@ -284,7 +292,7 @@ class Decisions:
             way_into_else(decision.statement, frame.f_code, variables)
             return staged
 
-        found = self._find(site, variables, stage, lambda _: "a `for` loop turns on the device", None)
+        found = self._find(site, frame, variables, stage, lambda _: "a `for` loop turns on the device", None)
         if found is None:
             return None
         staged, arguments = found
@@ -340,14 +348,16 @@ class Decisions:
             after[OVER] = True
         return staged.without(after), first.count + (last.count if last is not None else 0)
 
-    def _find(self, site: Site, variables: dict[str, Any], stage: Any, described: Any, *asked: Any) -> Any:
+    def _find(
+        self, site: Site, frame: FrameType, variables: dict[str, Any], stage: Any, described: Any, *asked: Any
+    ) -> Any:
         """Returns a traced statement whose guards hold, and its arguments; traces it if need be; None if refused."""
         for _ in site.staged:  # rotated, as layers run in order
             staged = site.staged.pop(0)
             site.staged.append(staged)
             arguments = staged.arguments(variables, *asked)
             if arguments is not None:
-                return staged, arguments
+                return None if self._is_noticed(site, staged, frame) else (staged, arguments)
         most = tuning.max_staged if isinstance(site.statement, (ast.While, ast.For)) else tuning.max_staged_branches
         if len(site.staged) >= most or len(site.refused) >= tuning.max_stage_refused:
             self._leave_to_python(site, "what it relies on keeps changing")
@@ -369,9 +379,20 @@ class Decisions:
             site.refused[kinds] = str(refused)
             self.ledger.cause(Kind.DECISION, f"{site.left}: {refused}", _location())
             return None
+        staged.hands_on = any(map(hands_on, staged.parts()))
         site.staged.append(staged)
+        if self._is_noticed(site, staged, frame):
+            return None
         self.ledger.cause(Kind.DECISION, described(staged), _location())
         return staged, arguments
+
+    def _is_noticed(self, site: Site, staged: Any, frame: FrameType) -> bool:
+        """Whether the program may ask which object comes out of a statement; says so in `explain()` if it does."""
+        if not staged.hands_on or not may_be_asked(frame):
+            return False
+        reason = "a tensor that it hands on may be asked for its identity, or watched by a tape, later on"
+        self.ledger.cause(Kind.DECISION, f"{site.left}: {reason}", _location())
+        return True
 
     def _compare_times(self, site: Site, seconds: float) -> None:
         """Leaves a loop to Python if its iterations take longer on the device."""
@@ -380,9 +401,12 @@ class Decisions:
             return
         if len(site.python) >= tuning.decision_samples // 2 and not math.isinf(tuning.doubt_before_timing):
             ours, theirs = statistics.median(site.device), statistics.median(site.python)
+            took = f"a turn took {1000 * ours:.3g} ms on the device, {1000 * theirs:.3g} in Python"
             if ours > theirs:
-                took = f"a turn took {1000 * ours:.2f} ms on the device, {1000 * theirs:.2f} in Python"
                 self._leave_to_python(site, took)
+            elif not site.contested:  # said once
+                site.contested = True
+                self.ledger.cause(Kind.DECISION, f"{site.taken}: {took}", _location())
         site.device.clear()
 
     def _leave_to_python(self, site: Site, reason: str) -> None:
@@ -391,11 +415,12 @@ class Decisions:
 
 
 def _kind(value: Any) -> Any:
-    if isinstance(value, (bool, str, type(None))):
-        return type(value), value
-    if isinstance(value, (int, float)):  # may count iterations
-        return type(value)
-    return (value.dtype, value._shape_tuple()) if isinstance(value, EagerTensor) else id(value)
+    kind = type(value)
+    if kind in (bool, str, type(None)):
+        return kind, value
+    if kind in (int, float):  # may count iterations
+        return kind
+    return (value.dtype, value._shape_tuple()) if is_tensor(value) else id(value)
 
 
 def _location() -> str:

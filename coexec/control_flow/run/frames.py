@@ -11,7 +11,8 @@ No code of the program runs between a frame's test of a tensor and the place whe
 
 All preconditions are in this file; `Refused` is raised if one is not met:
 
-* No debugger traces lines (`may_move`), and the function does not inspect its own variables (`looks_at_variables`).
+* No debugger or coverage tool traces lines (`may_move`), and the function does not inspect its own variables
+  (`looks_at_variables`).
 * The variables to set are the function's own; those shared with inner functions are refused while tracing.
 * The place where a frame resumes begins a line, and is reached before anything else runs.
 * From 3.12 on, a jump binds unbound variables to None: so all must be bound.
@@ -48,8 +49,11 @@ _LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATO
 
 
 def may_move() -> bool:
-    """Returns whether no debugger traces lines."""
-    return sys.gettrace() is None
+    """Returns whether no debugger or coverage tool traces lines, by a trace function or (from 3.12 on) by events."""
+    return sys.gettrace() is None and (_MONITORING is None or not any(map(_MONITORING.get_tool, range(6))))
+
+
+_MONITORING: Any = getattr(sys, "monitoring", None)
 
 
 def looks_at_variables(code: CodeType) -> bool:
@@ -283,7 +287,7 @@ def locals_of(frame: FrameType) -> dict[str, Any]:
     """Returns the variables of a running function."""
     variables = frame.f_locals
     found = dict(variables)
-    if _COPIED:
+    if _COPIED and not _is_kept(variables):
         variables.clear()
     return found
 
@@ -294,10 +298,17 @@ def set_locals(frame: FrameType, values: dict[str, Any]) -> None:
     if not _COPIED:
         variables.update(values)
         return
+    shown = dict(variables) if _is_kept(variables) else {}
     variables.clear()  # only what is in the dict is written back: the other variables keep their values
     variables.update(values)
     _write_back(frame, 0)
     variables.clear()
+    variables.update(shown)
+
+
+def _is_kept(variables: dict[str, Any]) -> bool:
+    """Returns whether somebody else holds the dict of `f_locals`, which is the frame's and the caller's local one."""
+    return sys.getrefcount(variables) > 4  # those two, the parameter, the argument
 
 
 _COPIED = sys.version_info < (3, 13)  # `f_locals` is a copy that the frame keeps, with all its values

@@ -19,6 +19,7 @@ class Site:
 
     code: CodeType
     statement: Any
+    namespace: Any = None  # the globals of the function: with others, the same code is another site
     seen: int = 0
     staged: list[Any] = field(default_factory=list)
     refused: dict[Any, str] = field(default_factory=dict)
@@ -76,5 +77,5 @@ class Site:
     def under_tapes(self) -> Site:
         """Returns a range loop's site under tapes, where it is traced differently."""
         if self.taped is None:
-            self.taped = Site(self.code, self.statement, reason=self.reason)
+            self.taped = Site(self.code, self.statement, self.namespace, reason=self.reason)
         return self.taped

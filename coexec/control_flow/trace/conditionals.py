@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from coexec.base.tuning import tuning
-from coexec.control_flow.trace.read_guards import is_spec
+from coexec.control_flow.trace.read_guards import is_spec, is_tensor
 from coexec.control_flow.trace.reads import Reads, staging
 from coexec.control_flow.trace.statements import Statements, leaves_turn, returns
 from coexec.control_flow.trace.values import CountedInt, Namespace, Undefined, unwrap_counted
@@ -25,7 +25,6 @@ from coexec.guards.pure_calls import is_number
 from tracer.block import BRANCH, Block, steps_of
 from tracer.errors import Refused
 from tracer.lazy import LazyTensor
-from tracer.private import EagerTensor
 from tracer.spec import RESOURCE, STRING, VARIANT, Spec, spec_of
 from tracer.syntax import Decision, Simple, assigned_names, is_read, shared_names
 
@@ -74,6 +73,11 @@ class TracedBranch:
     stops: bool = field(default=False, kw_only=True)  # whether the last result flags that all is left to Python
     # The results' VJPs, traced when first needed, by the watched arguments if those matter; or why there are none.
     vjps: dict[Any, Any] = field(default_factory=dict, init=False)
+    hands_on: bool = field(default=False, init=False)  # whether a result may be a tensor from before
+
+    def parts(self) -> list[Any]:
+        """Returns what was traced."""
+        return [self.block]
 
     def arguments(self, local: dict[str, Any], asked: Any) -> list[Any] | None:
         """Returns the block's inputs; None if a guard fails."""
@@ -129,7 +133,7 @@ def trace_branch(decision: Decision, asked: Any, frame: FrameType, local: dict[s
     for name, value in local.items():
         if is_read(nodes, name) or (not simple and name in assigned and name not in _settled(branch)):
             known = scope.names[name] = reads.local(name, value)
-            if type(known) is tuple and name in assigned and all(isinstance(v, EagerTensor) for v in known):
+            if type(known) is tuple and name in assigned and all(map(is_tensor, known)):
                 scope.names[name] = tuple([reads.item(known, n) for n in range(reads.length(known))])
     before = dict(scope.names)
     position = None

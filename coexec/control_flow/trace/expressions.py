@@ -255,6 +255,8 @@ class Expressions(Paths):
     def _attribute(self, node: ast.Attribute, scope: Namespace) -> Any:
         owner = self.evaluate(node.value, scope)
         name = node.attr
+        if name.startswith("__") and not name.endswith("__"):
+            raise Refused("a private name")  # a class changes it, and its source does not tell
         if isinstance(owner, LazyTensor):
             if name not in _OF_TENSORS:
                 raise Refused(f"attribute {name!r} of a tensor")
@@ -298,6 +300,8 @@ class Expressions(Paths):
         for keyword in node.keywords:
             if keyword.arg is None:
                 raise Refused("`**` in a call")
+            if keyword.arg.startswith("__") and not keyword.arg.endswith("__"):
+                raise Refused("a private name")
             kwargs[keyword.arg] = self.evaluate(keyword.value, scope)
         return self.call(function, args, kwargs)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType
 from typing import Any
 
@@ -26,6 +26,8 @@ from tracer.errors import Refused
 from tracer.lazy import LazyTensor
 from tracer.syntax import Decision, assigned_names, is_read, shared_names
 
+_RANGE = range  # whatever a program puts in its place
+
 # Names in traced statements; not valid Python names.
 _LAST, OVER, _TRUE = "<last>", "<over>", "<true>"
 
@@ -36,10 +38,6 @@ class TracedRange(TracedBranch):
 
     loop: ast.For
     counters: dict[str, int]  # counted names, and the argument that supplies each
-
-    def parts(self) -> list[Any]:
-        """Returns what was traced."""
-        return [self.block]
 
     def arguments(self, local: dict[str, Any], asked: Any) -> list[Any] | None:
         """Returns the block's inputs; None if a guard fails."""
@@ -118,6 +116,7 @@ class RangeIterations:
     turns: TracedLoop
     last: TracedLoop | None
     loop: ast.For
+    hands_on: bool = field(default=False, init=False)  # whether a result may be a tensor from before
 
     def arguments(self, local: dict[str, Any], _: Any = None) -> list[Any] | None:
         """Returns the inputs of the iterations; None if a guard fails."""
@@ -177,12 +176,17 @@ def _parts(
     """Returns the loop, and the statements of its body before and after the one that breaks."""
     loop, code = decision.statement, frame.f_code
     assert isinstance(loop, ast.For)
-    if "range" in frame.f_globals or vars(builtins).get("range") is not range or "range" in code.co_varnames:
+    if not means_range(frame) or "range" in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
         raise Refused("`range` is not Python's")
     if _last(loop, local) is None:
         raise Refused("the range is not one of numbers that can be looked up")
     number = next(n for n, statement in enumerate(loop.body) if statement is decision.leaves)
     return loop, loop.body[:number], loop.body[number + 1 :]
+
+
+def means_range(frame: FrameType) -> bool:
+    """Returns whether the global name `range` is Python's in the code of a frame."""
+    return "range" not in frame.f_globals and vars(builtins).get("range") is _RANGE
 
 
 def _local(code: CodeType) -> frozenset[str]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import keras
 
+from coexec.control_flow.trace.attribute_guards import Lookup, checks
 from coexec.guards.pure_calls import is_number
 from tracer.lazy import LazyTensor
 from tracer.op import freeze
@@ -31,6 +32,7 @@ class Read(NamedTuple):
     kind: int
     key: Any
     expected: Any
+    lookup: Lookup | None = None  # of an attribute: how it is found
 
 
 class VariableRead(NamedTuple):
@@ -60,12 +62,14 @@ def written(
         "is_same": _is_same, "is_local_function": is_local_function,
     }  # fmt: skip
     lines = []
-    for n, (parent, kind, key, expected) in enumerate(reads):
+    for n, (parent, kind, key, expected, lookup) in enumerate(reads):
         names[f"k{n}"] = key
+        if lookup is not None:
+            lines += checks(n, f"v{parent}", key, lookup, names)
         if kind == VALUE:
             names[f"e{n}"] = expected
             lines += [
-                f"u = v{parent}.value if isinstance(v{parent}, V) else v{parent}",
+                f"u = v{parent}.value if issubclass(type(v{parent}), V) else v{parent}",
                 "h = u.handle",
                 f"if handles.get(h._id) is not e{n} and not holds(h, e{n}): return None",
                 f"v{n} = held(h, u)",
@@ -119,17 +123,24 @@ def _checked(n: int, expected: Any, names: dict[str, Any]) -> str:
     if how == "equal":
         return f"if not is_equal({value}, e{n}): return None"
     if how == "made":
-        return f"if not (type({value}) is F and {value}.__code__ is e{n} and is_local_function({value})): return None"
+        names[f"e{n}"], names[f"g{n}"] = what
+        same = f"{value}.__code__ is e{n} and {value}.__globals__ is g{n}"
+        return f"if not (type({value}) is F and {same} and is_local_function({value})): return None"
     if how == "alias":
         return f"if {value} is not v{what}: return None"
     return f"if type({value}) is not e{n}: return None"
+
+
+def is_tensor(value: Any) -> bool:
+    """Returns whether a value is an eager or lazy tensor, by its type: `isinstance` may run code of its class."""
+    return type(value) is LazyTensor or issubclass(type(value), EagerTensor)
 
 
 def is_spec(value: Any, spec: Spec) -> bool:
     """Returns whether a value is a tensor of this spec."""
     if type(value) is LazyTensor:
         return bool(value._out.spec is spec) or spec_of(value) is spec
-    return isinstance(value, EagerTensor) and spec_of(value) is spec
+    return issubclass(type(value), EagerTensor) and spec_of(value) is spec
 
 
 def _is_equal(value: Any, frozen: Any) -> bool:
@@ -138,4 +149,4 @@ def _is_equal(value: Any, frozen: Any) -> bool:
 
 def _is_same(value: Any, known: Any) -> bool:
     """Returns whether this is a Keras variable that wraps the known `tf.Variable`."""
-    return isinstance(value, keras.Variable) and known is not None and value.value is known
+    return issubclass(type(value), keras.Variable) and known is not None and value.value is known

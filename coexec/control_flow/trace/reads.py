@@ -6,13 +6,14 @@ import builtins
 import contextlib
 import weakref
 from collections.abc import Iterator
-from types import CellType, FunctionType, MethodType
+from types import CellType, FrameType, FunctionType, MethodType
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from coexec.base.tuning import tuning
+from coexec.control_flow.trace.attribute_guards import Lookup, lookup_of
 from coexec.control_flow.trace.read_guards import (
     ATTRIBUTE,
     CELL,
@@ -25,6 +26,7 @@ from coexec.control_flow.trace.read_guards import (
     VALUE,
     Read,
     is_local_function,
+    is_tensor,
     written,
 )
 from coexec.guards.pure_calls import is_number
@@ -33,7 +35,6 @@ from tracer.errors import Refused
 from tracer.lazy import LazyTensor
 from tracer.library import environment
 from tracer.op import freeze
-from tracer.private import EagerTensor
 from tracer.seeds import generator
 from tracer.spec import Spec, intern_spec, spec_of
 from tracer.stage import Stage
@@ -106,7 +107,7 @@ class Reads(Watcher):
 
     def attribute(self, owner: Any, name: str, value: Any) -> Any:
         """Reads an attribute of an object that was read before; `value` is its value."""
-        return self._read(self._places[id(owner)], ATTRIBUTE, name, value)
+        return self._read(self._places[id(owner)], ATTRIBUTE, name, value, lookup_of(owner, name))
 
     def item(self, owner: Any, key: Any) -> Any:
         """Reads an item of a container that was read before."""
@@ -119,7 +120,7 @@ class Reads(Watcher):
         """Reads the length of a container that was read before."""
         return self._read(self._places[id(owner)], LENGTH, None, len(owner))
 
-    def _read(self, parent: int, kind: int, key: Any, value: Any) -> Any:
+    def _read(self, parent: int, kind: int, key: Any, value: Any, lookup: Lookup | None = None) -> Any:
         """Notes a read, once for each parent, kind and key; returns what represents its value in the trace."""
         known = self._known.get((parent, kind, key))
         if known is not None:
@@ -129,16 +130,18 @@ class Reads(Watcher):
             expected, shown = self._function(value, number)
         else:
             expected, shown = self._classified(value, number)
-        self._reads.append(Read(parent, kind, key, expected))
+        self._reads.append(Read(parent, kind, key, expected, lookup))
         self._known[parent, kind, key] = number, shown
         return shown
 
     def _classified(self, value: Any, number: int) -> tuple[Any, Any]:
         """Returns the guard on a value, and what represents it in the trace: an argument for a tensor, else itself."""
-        if isinstance(value, EagerTensor):
+        if is_tensor(value):
             spec = spec_of(value)
             return spec, self._argument(spec, number)
         self._kept.append(value)
+        if computes_class(type(value)):
+            raise Refused(f"attributes of a {type(value).__qualname__} are computed")
         if is_number(value):
             return ("equal", freeze(value)), value
         if isinstance(value, MethodType):
@@ -157,7 +160,7 @@ class Reads(Watcher):
             return ("same", lambda: value), self._kept[-1]
 
     def _function(self, function: FunctionType, number: int) -> tuple[Any, Any]:
-        """Returns the same for a function that each call of the program creates: guarded by its code and cells."""
+        """Returns the same for a function that each call of the program creates: guarded by code, globals, cells."""
         self._kept.append(function)
         first = self._places.setdefault(id(function), number)
         if first != number:
@@ -165,7 +168,7 @@ class Reads(Watcher):
         for n, cell in enumerate(function.__closure__ or ()):
             self._kept.append(cell)
             self._made.setdefault(id(cell), (number, n))
-        return ("made", function.__code__), function
+        return ("made", (function.__code__, function.__globals__)), function
 
     def _argument(self, spec: Spec, number: int) -> LazyTensor:
         self.fetched.append(number)
@@ -251,6 +254,20 @@ def staging(reads: Reads) -> Iterator[None]:
         reads.finish()
         if drawn_from is not None:
             drawn_from.setstate(state)
+
+
+def computes_class(kind: type) -> bool:
+    """Returns whether `isinstance` may run code of the program on objects of this class."""
+    return any(type(vars(base).get(name)) in _COMPUTED for base in kind.__mro__ for name in _ASKED)
+
+
+_COMPUTED = (FunctionType, property)
+_ASKED = ("__getattribute__", "__class__")
+
+
+def has_own_builtins(runs: Any) -> bool:
+    """Returns whether a function, or the code of a frame, looks up builtins in another dict than Python's."""
+    return (runs.f_builtins if isinstance(runs, FrameType) else runs.__builtins__) is not vars(builtins)
 
 
 class _Known:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from coexec.base.tuning import tuning
 from coexec.control_flow.trace.expressions import Expressions
-from coexec.control_flow.trace.reads import CONTAINERS, Reads
+from coexec.control_flow.trace.reads import CONTAINERS, Reads, has_own_builtins
 from coexec.control_flow.trace.values import CountedInt, Namespace, Undefined, is_one_kind, spec, unwrap_counted
 from tracer.block import COUNT, FLAG, LOOP, Block, WhileLoop
 from tracer.errors import Refused
@@ -161,6 +161,8 @@ class Statements(Expressions):
         left = self._name(ast.Name(statement.target.id, ast.Load()), scope)
         if type(left) in (list, dict):
             raise Refused("a list or dict is changed in place")
+        if hasattr(type(left), _IN_PLACE[type(statement.op)]) and not isinstance(left, CountedInt):
+            raise Refused(f"a {type(left).__name__} has its own way to be changed in place")
         fake = ast.BinOp(ast.Name(statement.target.id, ast.Load()), statement.op, statement.value)
         self._assign(statement.target, self._binop(fake, scope), scope)
 
@@ -327,6 +329,8 @@ class Statements(Expressions):
         if code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
             raise Refused(f"{function.__qualname__} is a generator")
         tree = function_of(code, function.__globals__)
+        if has_own_builtins(function):
+            raise Refused(f"{function.__qualname__} has builtins of its own")
         if tree is None:
             raise Refused(f"the source of {function.__qualname__} is not known")
         if self.reads.place(function) is None:
@@ -350,6 +354,13 @@ class Statements(Expressions):
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         local = frozenset((*code.co_varnames, *code.co_cellvars))
         return tree, Namespace(dict(bound.arguments), function.__globals__, cells, local)
+
+
+_IN_PLACE: dict[type[ast.operator], str] = {
+    ast.Add: "__iadd__", ast.Sub: "__isub__", ast.Mult: "__imul__", ast.Div: "__itruediv__", ast.MatMult: "__imatmul__",
+    ast.FloorDiv: "__ifloordiv__", ast.Mod: "__imod__", ast.Pow: "__ipow__", ast.LShift: "__ilshift__",
+    ast.RShift: "__irshift__", ast.BitAnd: "__iand__", ast.BitOr: "__ior__", ast.BitXor: "__ixor__",
+}  # fmt: skip
 
 
 def returns(statement: ast.stmt) -> bool:

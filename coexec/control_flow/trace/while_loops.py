@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from coexec.base.tuning import tuning
 from coexec.control_flow.trace.list_buffers import GrowingList, ListBuffers
-from coexec.control_flow.trace.read_guards import is_spec
+from coexec.control_flow.trace.read_guards import is_spec, is_tensor
 from coexec.control_flow.trace.reads import Reads, staging
 from coexec.control_flow.trace.statements import Break, Continue, Return, Statements
 from coexec.control_flow.trace.values import (
@@ -38,7 +38,6 @@ from tracer.errors import Refused
 from tracer.intercept import make_constant
 from tracer.lazy import LazyTensor
 from tracer.op import same
-from tracer.private import EagerTensor
 from tracer.spec import RESOURCE, STRING, VARIANT, Spec, spec_of
 from tracer.syntax import assigned_names, is_read, shared_names
 
@@ -72,6 +71,11 @@ class TracedLoop:
     turn: Block | None  # an iteration's states and what it appends; None if iterations append differently
     taken: list[int]  # by appended tensor: the number of its list
     vjp: Any = field(default=None, init=False)  # traced when first needed; or why there is none
+    hands_on: bool = field(default=False, init=False)  # whether a result may be a tensor from before
+
+    def parts(self) -> list[Any]:
+        """Returns what was traced."""
+        return [self.loop]
 
     def arguments(self, local: dict[str, Any]) -> list[Any] | None:
         """Returns the loop's inputs; None if a guard fails."""
@@ -110,7 +114,7 @@ class TracedLoop:
             return [value]
         if state.late:
             return [value] * state.form[1]
-        if isinstance(value, (list, tuple)) and (type(value), len(value)) == state.form:
+        if type(value) in (list, tuple) and (type(value), len(value)) == state.form:
             return list(value)
         return [None] * state.form[1]
 
@@ -123,7 +127,7 @@ def _given(value: Any, spec: Spec, state: LoopVariable) -> Any:
         if type(value) is not int or abs(value) + tuning.max_device_turns * abs(state.step) >= 1 << 30:
             return None
         return tf.constant(value, tf.int32)
-    if not isinstance(value, EagerTensor) or value._datatype_enum() != spec.enum or value._shape_tuple() != spec.shape:
+    if not is_tensor(value) or value._datatype_enum() != spec.enum or value._shape_tuple() != spec.shape:
         return None
     return value
 
@@ -167,7 +171,7 @@ def trace_loop(
     for name in sorted(assigned):
         value = local.get(name, _UNBOUND)
         tensors = list(value) if type(value) in (list, tuple) else [value]
-        if tensors and all(isinstance(v, EagerTensor) for v in tensors):
+        if tensors and all(map(is_tensor, tensors)):
             starts[name] = [reads.stage.argument(_fixed(v, name)) for v in tensors]
             scope.names[name] = starts[name][0] if tensors[0] is value else type(value)(starts[name])
         elif name in counted and type(value) is int:

@@ -1,0 +1,94 @@
+"""Identity: whether the program may notice that a tensor which a statement hands on is another object afterwards.
+
+Eagerly, `y = x if c else 2 * x` makes `y` the very tensor that `x` is, or a new one. On the device the result is a new
+one each time. Values are the same; what tells the difference is `is`, `id()`, `Tensor.ref()`, and a tape that begins to
+watch one of the two afterwards. So a statement that may hand on a tensor is Python's where such may come after it: in
+its function, in what called that, or in functions that are defined in these. Outside of the decorated function only
+tapes count, as others ask for objects of any kind. What other functions do that are called later is not looked at.
+"""
+
+from __future__ import annotations
+
+import dis
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+from coexec.base.tuning import tuning
+from tracer.block import BRANCH, LOOP, Block, WhileLoop, steps_of
+from tracer.effects import is_programs
+from tracer.location import is_entry
+
+_TAPES = frozenset({"watch", "ForwardAccumulator"})
+_ASKING = _TAPES | {"id", "ref", "is_", "is_not"}
+
+
+class _Places(NamedTuple):
+    """Where code asks, by the offset of the instruction, and its loops: first and last instruction."""
+
+    code: CodeType
+    asking: tuple[int, ...]
+    watching: tuple[int, ...]  # those of them that begin to watch
+    loops: tuple[tuple[int, int], ...]
+
+
+_known: dict[int, _Places] = {}  # by the id of the code
+
+
+def hands_on(part: Block | WhileLoop) -> bool:
+    """Returns whether a result may be a tensor from before the statement, and need not be one."""
+    blocks = [part] if isinstance(part, Block) else [part.body]
+    for block in blocks:
+        for outer in block.steps:
+            for step in (outer, *steps_of(outer)):
+                inner: Any = step.attrs[1] if step.op in (BRANCH, LOOP) else None
+                if step.op == BRANCH and (_returns_argument(inner.then) or _returns_argument(inner.other)):
+                    return True
+                if step.op == LOOP:
+                    return True  # it may make no iteration
+    return isinstance(part, WhileLoop) and _returns_argument(part.body)
+
+
+def _returns_argument(block: Block) -> bool:
+    return any(isinstance(slot, int) and slot < 0 for slot in block.results)
+
+
+def may_be_asked(frame: FrameType | None) -> bool:
+    """Returns whether the code that is running asks which object a tensor is, after the place where it is now."""
+    outside = False
+    while frame is not None:
+        code = frame.f_code
+        known = _known.get(id(code))
+        if known is None:
+            if len(_known) >= tuning.max_callers:
+                _known.clear()
+            ours = is_programs(code, frame.f_globals)
+            known = _known[id(code)] = _places_of(code) if ours else _Places(code, (), (), ())
+        places = known.watching if outside else known.asking
+        if places and any(_comes_after(place, frame.f_lasti, known.loops) for place in places):
+            return True
+        outside = outside or is_entry(code)
+        frame = frame.f_back
+    return False
+
+
+def _comes_after(place: int, now: int, loops: tuple[tuple[int, int], ...]) -> bool:
+    return place > now or any(first <= place and now <= last for first, last in loops)
+
+
+def _places_of(code: CodeType) -> _Places:
+    asking, watching, loops, before = [], [], [], None
+    for at in dis.get_instructions(code):
+        if at.opname == "IS_OP":
+            if before is None or before.opname != "LOAD_CONST":
+                asking.append(at.offset)
+        elif isinstance(at.argval, CodeType):
+            inner = _places_of(at.argval)
+            asking += [at.offset] if inner.asking else []
+            watching += [at.offset] if inner.watching else []
+        elif isinstance(at.argval, str) and at.argval in _ASKING and "LOAD" in at.opname and at.opname != "LOAD_CONST":
+            asking.append(at.offset)
+            watching += [at.offset] if at.argval in _TAPES else []
+        elif "JUMP_BACKWARD" in at.opname:
+            loops.append((int(at.argval), at.offset))
+        before = at
+    return _Places(code, tuple(asking), tuple(watching), tuple(loops))
