@@ -313,8 +313,8 @@ class Tuning:
     # compared after this many, and after two, three and four times as many; the faster one wins if it takes less than a
     # share of the other's time. Otherwise the device keeps the statement, unless Python is faster by more than equal
     # calls differ on a busy machine. A difference counts if it is more than this many standard errors.
-    contest_first: int = 4
-    contest_trials: int = 16
+    contest_first: int = 2
+    contest_trials: int = 8
     contest_most: int = 64
     contest_clear: float = 0.85
     contest_margin: float = 0.95
