@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from coexec.base import fork, modes, timeline
+from coexec.base import clock, fork, modes, timeline
 from coexec.base.causes import Kind, Tally
 from coexec.base.explanation import Explanation, explained
 from coexec.base.options import Divergence, Options
@@ -106,9 +106,7 @@ class Controller:
         finally:
             attempt.raised = None  # its traceback refers to this frame
 
-    def _told(
-        self, events: timeline.Timeline, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _told(self, events: timeline.Timeline, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a call, and adds it to a timeline, and to TensorFlow's profile if one is taken."""
         events.hold(self)
         counts = self.ledger.counts
@@ -269,14 +267,14 @@ class Controller:
         """Runs a call imperatively, and notes its time, also in `tally` if given."""
         self.land()
         self.ledger.count("imperative")
-        began = time.perf_counter()
+        began = clock.now()
         try:
             return attempt(*args, **kwargs)
         finally:
-            seconds = time.perf_counter() - began
-            self.account.ran_plainly(seconds)
+            elapsed, seconds = clock.since(began)
+            self.account.ran_plainly(seconds, elapsed)
             if tally is not None:
-                tally.seconds += seconds
+                tally.seconds += elapsed
 
     def _record(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a call with a recorder, and merges its trace into the graph."""
@@ -310,7 +308,7 @@ class Controller:
         finished = False
         compiles, validated = self.ledger.counts["compiles"], self.ledger.counts["validated"]
         watched = self.known_calls.watching.spent
-        began = time.perf_counter()
+        began = clock.now()
         try:
             with intercept.handling(following), following:
                 results = attempt.results = [run(attempt, args, kwargs)]
@@ -333,14 +331,14 @@ class Controller:
                 if errors := following.errors():
                     self._failed(errors)
                 self._settle(following, finished)
-                seconds = time.perf_counter() - began
+                seconds, counted = clock.since(began)
                 if self.segments.audits.open:
                     self.segments.audits.called(seconds)
                 counts = self.ledger.counts
                 compiled = (compiles, validated) != (counts["compiles"], counts["validated"])
                 known = not following.cursor.adopted and following.recorder is None and not compiled
                 watched = self.known_calls.watching.spent - watched
-                seconds -= watched
+                seconds, counted = seconds - watched, max(counted - watched, 0.0)
                 self.account.timed(seconds, known and not watched)
                 self._consider_watching(following, seconds, known)
                 if not known:
@@ -351,9 +349,9 @@ class Controller:
                     assert self.control is not None
                     self.control.took(following.trial, seconds if known and finished and kind is Follower else None)
                 if invests:
-                    self.account.invested(seconds)
+                    self.account.invested(counted)
                 elif following.trial is None or following.trial.on_device:
-                    self._consider(following, seconds, self._most(following, known, compiled))
+                    self._consider(following, counted, self._most(following, known, compiled))
 
     def _consider_watching(self, following: Follower, seconds: float, known: bool) -> None:
         """Has calls of helpers learnt where that is due and pays."""

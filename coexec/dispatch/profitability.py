@@ -31,6 +31,7 @@ class Profitability:
         self._taken: deque[float] = deque(maxlen=tuning.pace_calls)  # times of the last calls, however they ran
         self._steady: deque[float] = deque(maxlen=tuning.pace_calls)  # times of followed calls that met nothing new
         self._asked: deque[float] = deque(maxlen=tuning.plain_calls_kept)  # of calls forced imperative
+        self._waited: deque[float] = deque(maxlen=tuning.plain_calls_kept)  # of `_plain`, as elapsed, for reports only
         self._per_call = 0.0  # the lower median of `_plain`
         self._doubt = 0.0
         self._balance = 0.0
@@ -52,11 +53,13 @@ class Profitability:
                 return False
             return True
 
-    def ran_plainly(self, seconds: float) -> None:
-        """Notes the time of a call that ran imperatively."""
+    def ran_plainly(self, seconds: float, elapsed: float | None = None) -> None:
+        """Notes the time of a call that ran imperatively; `elapsed`: with that of other programs, for reports."""
+        elapsed = seconds if elapsed is None else elapsed
         with self._lock:
             self._plain.append(seconds)
-            self._taken.append(seconds)
+            self._waited.append(elapsed)
+            self._taken.append(elapsed)
             self._per_call = statistics.median_low(self._plain)
             self._since = 0
 
@@ -123,7 +126,7 @@ class Profitability:
     def pace(self) -> Pace:
         """Returns the recent times of calls, and of imperative ones as far as they were timed."""
         with self._lock:
-            taken, steady, plain = list(self._taken), list(self._steady), [*self._plain, *self._asked]
+            taken, steady, plain = list(self._taken), list(self._steady), [*self._waited, *self._asked]
         if len(taken) < tuning.pace_calls:
             taken = taken[len(taken) // 2 :]  # the first ones include learning
         return Pace(
