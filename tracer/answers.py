@@ -22,6 +22,7 @@ from tracer.handler import Handler
 from tracer.intercept import answering_handler
 from tracer.lazy import LazyTensor
 from tracer.private import EagerTensor
+from tracer.single_ops import SINGLE
 from tracer.variables import is_variable, plain_variable, product, rows_of, value_of
 
 LARGEST = 1 << 24  # integers below are exact in every numeric dtype in use
@@ -209,6 +210,7 @@ _ANSWERS: dict[tuple[str, ...], Callable[..., Any]] = {
 }
 for _what in ("all", "any", "max", "mean", "min", "prod", "sum"):
     _ANSWERS[f"reduce_{_what}", f"math.reduce_{_what}"] = _reduction(_what.capitalize())
+_ANSWERS |= SINGLE
 
 
 @functools.cache

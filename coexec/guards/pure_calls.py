@@ -46,8 +46,10 @@ def _computing() -> dict[int, Any]:
             function = getattr(module, name, None)
             if not isinstance(function, types.FunctionType) or name in _OTHERWISE:
                 continue
-            if behind(answers.get(id(function), function)).__module__ in _COMPUTING:
-                found[id(function)] = function
+            original = answers.get(id(function), function)
+            if behind(original).__module__ in _COMPUTING:
+                # Whoever has looked it up before it was wrapped holds the original.
+                found.update({id(function): function, id(original): original})
     found.update({id(f): f for f in (tf.constant, tf.convert_to_tensor, tf.clip_by_value, tf.stop_gradient)})
     return found
 
