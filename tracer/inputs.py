@@ -18,6 +18,12 @@ PLAIN = (int, float, bool, complex, str, bytes, type(None), np.generic, np.ndarr
 # Ops whose output shape depends on the values of inputs of any dtype.
 VALUE_SHAPED = frozenset({"Range", "LinSpace"})
 
+# Ops whose output shape depends on data: an array of integers there is a batch, not a size.
+DATA_SHAPED = frozenset({
+    "Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2", "Where", "ListDiff", "DynamicPartition",
+    "DenseToSparseSetOperation", "DenseToDenseSetOperation", "RaggedGather",
+})  # fmt: skip
+
 # Ops whose outputs follow from the shape of their input alone.
 SHAPE_OPS = frozenset({"Shape", "ShapeN", "Size", "Rank", "VariableShape"})
 

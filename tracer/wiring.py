@@ -6,7 +6,7 @@ from typing import Any
 
 from tracer.block import STRUCTURES
 from tracer.graph import CONST, LIST, Node, Step
-from tracer.inputs import Unsupported, part_of, python_spec, small
+from tracer.inputs import DATA_SHAPED, Unsupported, part_of, python_spec, small
 from tracer.intercept import as_constant, make_constant
 from tracer.lazy import LazyTensor
 from tracer.op import Const, Signature
@@ -63,8 +63,11 @@ class Wiring:
         """Turns fed Python numbers that a shape here depends on back into constants from the next call on.
 
         A number that changes is fed if the output shapes of its own operation do not depend on it, but that output may
-        become the shape of a later operation. Returns whether any were found upstream of this wiring.
+        become the shape of a later operation. Returns whether any were found upstream of this wiring. Numbers in front
+        of an operation like `Unique` are data: as constants, they would make each batch a path of its own.
         """
+        if self.op in DATA_SHAPED:
+            return False
         found = False
         slots = [*self.slots, *(slot for listed, _ in self.lists.values() for slot in listed)]
         ahead = {slot for slot in slots if slot >= 0}
