@@ -269,10 +269,10 @@ class StateGuards:
         self._classes.setdefault(id(kind), (place, kind, set()))
         self._objects.append((place, kind, set(), set()))
         self._looked.add(id(kind))
-        meta = type(kind)
+        meta: Any = type(kind)
         if meta.__flags__ & HEAP and meta.__module__ not in _METACLASSES and id(meta) not in self._classes:
-            name = self._let(f"type({place})")
-            self._line(f"{name} is {self._constant(weakref.ref(meta))}()")
+            name = self._writer.let(f"type({place})")
+            self._line(f"{name} is {self._writer.constant(weakref.ref(meta))}()")
             self._classes[id(meta)] = name, meta, set()
 
     def _container(self, place: str, value: Any) -> None:
