@@ -147,16 +147,18 @@ class CallSites:
         due = region.confirmed > 1 and not profiled and region.is_due() and (helper is None or run.watches is not None)
         if due:
             region.schedule()
-        if region.confirmed > 1 and (profiled or not (due or run.options.validating)):
+        fits = False
+        if region.confirmed > 1:
+            skips = profiled or not (due or run.options.validating)
             with run.lock:
                 fits = self._fits(region, arguments)
-                if fits:
+                if fits and skips:
                     self._note(region, key, args, kwargs)
                     if region.calls:
                         passage = self._begin(region, args, kwargs, arguments)
                     else:
                         return self._jump(region, function, args, arguments)
-            if fits:
+            if fits and skips:
                 return self._end(passage, args)
         if profiled or (helper is not None and run.watches is None):
             return self._run_plainly(function, args, kwargs)
@@ -173,7 +175,7 @@ class CallSites:
         if run.budget.left <= 0.0:
             self._tell(function, "learning has taken long enough in this call: what is left is learnt in later ones")
             return self._run_plainly(function, args, kwargs)
-        learning = Observation(run, region, args, arguments, self._known)
+        learning = Observation(run, region, args, arguments, self._known, fits)
         began, before = time.perf_counter(), run.cursor.count()
         try:
             return learning.call(kwargs, functools.partial(self._tell, function))

@@ -22,7 +22,7 @@ from coexec.memoize.gradient_spans import BackwardCalls, HeardCalls
 from coexec.memoize.known_calls import KnownCalls
 from coexec.memoize.region_tape_entry import RegionEntry
 from coexec.memoize.shape_variants import interior_of
-from coexec.memoize.step_range import Outputs, constants_of, slots_of, steps_between
+from coexec.memoize.step_range import Outputs, constants_of, is_fed_the_same, slots_of, steps_between
 from tracer import intercept, seeds
 from tracer.effects import Effects, watch
 from tracer.errors import Refused
@@ -44,8 +44,10 @@ class Observation:
     """One run of a library call; `remark` says afterwards why it is not memoized, or not yet."""
 
     def __init__(
-        self, run: Follower, region: Region, args: tuple[Any, ...], arguments: CallArguments, known: KnownCalls
-    ) -> None:
+        self, run: Follower, region: Region, args: tuple[Any, ...], arguments: CallArguments, known: KnownCalls,
+        fits: bool,
+    ) -> None:  # fmt: skip
+        """`fits`: whether the call could have been skipped, and is rerun for a check."""
         self.remark: str | None = None
         self._run, self._region, self._arguments = run, region, arguments
         self._args = args
@@ -60,6 +62,7 @@ class Observation:
         self._effects: Sequence[Effect] = ()  # what it has changed
         self._watched: set[int] | None = None  # ids of the observed objects, in a region's first run
         self._known = known
+        self._checks = fits
         self._before = region.confirmed
         self._alike: Any = None  # equal for calls of library code that run the same code
         self._reads: LibraryReads | None = None  # the guards by which this run is known to run code that was seen
@@ -179,7 +182,7 @@ class Observation:
         cursor, tapes = run.cursor, run.tapes
         if run.recorder is not None:  # it did something new
             known, region.confirmed = region.confirmed, 0
-            if known > 1 and run.error is None:
+            if known > 1 and self._checks and run.error is None:
                 self._found()
             return
         reason = effects.reason
@@ -294,6 +297,9 @@ class Observation:
         region.first = steps[0] if steps else None
         region.asks = any(step.node.guarded == PASSED and step.risky is not False for step in steps if step.node)
         before = region.confirmed
+        if before > 1 and region.end is not end:
+            earlier = steps_between(start, region.end)
+            self._checks = self._checks and not (earlier and is_fed_the_same(earlier, steps, cursor.externals))
         known_read = self._fill_values(steps, end, read)
         region.places = [self._slot(v) for v in arguments.tensors]
         used_seeds = seeds.places(cursor.seeds[start.draws : end.draws], drawn)
@@ -326,7 +332,7 @@ class Observation:
 
     def _compare(self, before: int, agreed: bool) -> None:
         """Reports a run that disagreed with the `before` earlier ones; raises `CannotMemoize` if that recurs."""
-        if before > 1 and not agreed:
+        if before > 1 and self._checks and not agreed:
             self._found()
         elif before and not agreed:
             self.remark = "two runs of it did not agree"

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from tracer.graph import CONST, LIST, Step
 from tracer.lazy import Output
-from tracer.op import Const
+from tracer.op import Const, array_in
 
 
 def steps_between(start: Step, end: Step) -> list[Step] | None:
@@ -30,6 +34,32 @@ def slots_of(step: Step) -> list[int]:
 def constants_of(step: Step) -> list[Const]:
     """Returns the constants among a step's inputs, including those in lists."""
     return [*step.consts.values(), *(const for _, consts in step.lists.values() for const in consts.values())]
+
+
+def is_fed_the_same(before: list[Step], now: list[Step], feeds: Sequence[Any]) -> bool:
+    """Returns whether operations are those of before, but that constants have become feeds of the same values.
+
+    That is so once another call has given another value at their places.
+    """
+
+    def same(one: Step, other: Step) -> bool:
+        if one.node is not other.node or len(one.slots) != len(other.slots) or one.lists or other.lists:
+            return False
+        for k, (known, slot) in enumerate(zip(one.slots, other.slots, strict=True)):
+            if known == CONST == slot:
+                fits = one.consts[k] == other.consts[k]
+            elif known == CONST:
+                fits = CONST < slot < 0 and gives(array_in(feeds[-1 - slot]), one.consts[k])
+            else:
+                fits = known == slot or (CONST < known < 0 and CONST < slot < 0)  # feeds are compared elsewhere
+            if not fits:
+                return False
+        return True
+
+    def gives(fed: Any, const: Const) -> bool:
+        return Const(fed) == Const(np.asarray(const.value).astype(fed.dtype))  # the Python number became a tensor
+
+    return len(before) == len(now) and all(map(same, before, now))
 
 
 class Outputs:

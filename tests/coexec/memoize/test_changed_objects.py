@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras.src.activations import activations
 from keras.src.backend.tensorflow import nn
 
+import coexec
 from coexec.base.tuning import tuned
 from tests.coexec import run_both
 
@@ -47,6 +48,21 @@ class Items(keras.layers.Layer):
     def call(self, x):
         y = self.dense(x) * self.scales[0] * self.config["rate"] + len(self.scales)
         return y * SHARED.factor * factor() * self.plain.factor * self.content()
+
+
+SCALES = {"a": 1.0, "b": 2.0, "c": 3.0}
+
+
+class Switched(keras.layers.Layer):
+    def call(self, x, kind):
+        return x * SCALES[kind]
+
+
+class Scaled(keras.layers.Layer):
+    scale = 1.0
+
+    def call(self, x):
+        return x * self.scale
 
 
 class Program:
@@ -247,3 +263,29 @@ def test_a_guard_keeps_nothing_alive(kind):
     del layer, other, held
     gc.collect()
     assert [end() for end in ends] == [None, None]
+
+
+@pytest.mark.parametrize("change", ["an attribute", "a number"])
+def test_a_change_before_a_check_is_no_finding(change):
+    """A memoized call runs again now and then: what it does otherwise then, as something changed, is no fault."""
+    with tuned(region_first_check=4):
+        for changed in range(5, 13):
+            layer = keras.layers.Rescaling(1.0) if change == "an attribute" else Scaled()
+            step = coexec.function(lambda x, layer=layer: layer(x))
+            for number in range(16):
+                if number == changed:
+                    vars(layer)["scale"] = 2.0
+                np.testing.assert_allclose(step(X), X * layer.scale, rtol=1e-6)
+            assert step.stats().regions > 4
+            assert "CX-VALIDATION" not in str(step.explain())
+
+
+def test_a_constant_that_has_become_a_feed_is_no_finding():
+    """The same operations take the same value, but as other calls of the layer take others, it is no constant."""
+    with tuned(region_first_check=4):
+        layer = Switched()
+        step = coexec.function(lambda x, kind: layer(x, kind=kind))
+        for kind in ("a",) * 5 + ("b", "c") * 3 + ("a",) * 8:
+            np.testing.assert_allclose(step(X, kind), X * SCALES[kind], rtol=1e-6)
+        assert step.stats().regions > 4
+        assert "CX-VALIDATION" not in str(step.explain())
