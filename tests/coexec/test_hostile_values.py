@@ -57,12 +57,55 @@ def backends(fn):
         pytest.param([-1.0], lambda x: tf.sqrt(x) * tf.sqrt(x), id="roots"),
         pytest.param([0.0, np.inf], lambda x: x / x, id="quotient"),
         pytest.param([0.0, 1.0], lambda x: x / 1e-39, id="tiny-divisor"),
+        pytest.param([1000.0], lambda x: tf.math.log(tf.stop_gradient(tf.exp(x))), id="logarithm-through-identity"),
         pytest.param([2.0, np.nan, 1.0], lambda x: (tf.sort(x), tf.reduce_max(x)), id="sorted-nan"),
     ],
 )  # fmt: skip
 def test_rewrites(values, operation):
     """Compiled arithmetic gives the value that each operation on its own gives."""
     on(values, operation)
+
+
+HOSTILE = [1.0, np.nan, -np.inf, -2.0, np.inf, 0.0]
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        pytest.param(lambda x, mask: tf.cast(mask, x.dtype) * x, id="product"),
+        pytest.param(lambda x, mask: x * tf.stop_gradient(tf.cast(mask, x.dtype)), id="product-through-identity"),
+        pytest.param(lambda x, mask: x * tf.reshape(tf.cast(mask, x.dtype), [-1]), id="product-through-reshape"),
+        pytest.param(lambda x, mask: tf.cast(mask, x.dtype) / x, id="quotient"),
+        pytest.param(lambda x, mask: tf.math.divide_no_nan(tf.cast(mask, x.dtype), x), id="quotient-no-nan"),
+        pytest.param(lambda x, mask: tf.math.multiply_no_nan(tf.cast(mask, x.dtype), x), id="product-no-nan"),
+        pytest.param(lambda x, mask: tf.reduce_sum(x * tf.cast(mask, x.dtype)) / 2.0, id="masked-mean"),
+        pytest.param(lambda x, mask: tf.cast(x > 0, x.dtype) * x, id="product-of-comparison"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [tf.float16, tf.float32, tf.float64])
+def test_masks_let_no_nan_disappear(operation, dtype):
+    """What is multiplied by a mask is NaN where it was NaN or infinite: compiled code must not select instead."""
+    mask = tf.constant([True, False, False, True, False, False])
+
+    def make(function):
+        return function(lambda x: operation(tf.cast(x, dtype), mask))
+
+    harmless = tf.constant([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    run_both(make, [(harmless,)] * 4 + [(tf.constant(HOSTILE),)] * 2)
+
+
+@pytest.mark.parametrize("operation", [tf.reduce_max, tf.reduce_min, tf.math.cumulative_logsumexp])
+def test_gradients_of_extremes_of_nan(operation):
+    """They are NaN, and what looks for NaN finds them."""
+
+    def differentiated(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = operation(x)
+        return y, tape.gradient(y, x)
+
+    values = [[1.0, 2.0, 3.0, 3.0]] * 4 + [[1.0, np.nan, -0.0, 0.0], [np.nan] * 4]
+    run_both(lambda function: function(differentiated), [(tf.constant(v),) for v in values])
 
 
 @pytest.mark.parametrize("operation", [tf.nn.elu, tf.nn.selu])

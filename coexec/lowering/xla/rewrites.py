@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from coexec.lowering.function_body import Body
 from coexec.lowering.xla.dynamic_slice import BEGINS, sliced
@@ -37,6 +38,12 @@ _MERGED: dict[str, frozenset[str]] = {
     "Log1p": frozenset({"Expm1"}),
     "Expm1": frozenset({"Log1p"}),
 }
+
+# XLA multiplies by a cast truth value by selecting: zero where it is false, also of NaN and infinity.
+_MASKING = frozenset({"Mul", "RealDiv", "Div", "MulNoNan", "DivNoNan"})
+
+# Operations whose result is their input, and which XLA therefore drops; a reshape, if it leaves the shape.
+_SAME = frozenset({"Identity", "StopGradient", "PreventGradient", "Snapshot", "Reshape"})
 
 # Gradients at edge cases, as the kernels compute them. XLA's own are NaN for roots and reciprocals of zero, the steeper
 # side of (s)elu at zero, and zero for an infinite cotangent of an input that relu cuts off, where the kernels' is NaN.
@@ -64,6 +71,8 @@ def as_kernel(body: Body, op: str, inputs: list[Any], attrs: tuple[Any, ...], sp
         gathered = [values, indices, last]
         return [body.make("GatherV2", gathered, specs[0].enum, specs[0].shape, batch_dims=last), indices]
     merged = _MERGED.get(op)
+    if merged is None and op in _MASKING:
+        merged = frozenset()
     if merged is None:
         return body.add(op, inputs, attrs, specs)
     outputs = body.add(op, [_kept_apart(body, op, i, merged, specs[0].enum) for i in inputs], attrs, specs)
@@ -124,7 +133,23 @@ def _kept_apart(body: Body, op: str, value: Any, merged: frozenset[str], enum: i
         return [_kept_apart(body, op, v, merged, enum) for v in value]
     if not isinstance(value, Symbol):
         return barrier(body, body.constant(value, enum)) if op in _ARITHMETIC else value
-    return barrier(body, value) if value.op in merged else value
+    source = _behind(value)
+    masks = op in _MASKING and source.op == "Cast" and _is_true_or_false(source.inputs[0])
+    return barrier(body, value) if masks or source.op in merged else value
+
+
+def _behind(value: Symbol) -> Symbol:
+    """Returns what a value is, but for operations that XLA drops."""
+    while value.op in _SAME:
+        before = value.inputs[0]
+        if not isinstance(before, Symbol) or before.spec.shape != value.spec.shape:
+            break
+        value = before
+    return value
+
+
+def _is_true_or_false(value: Any) -> bool:
+    return isinstance(value, Symbol) and value.spec.dtype == tf.bool
 
 
 def constant(body: Body, value: Any, enum: int) -> Symbol:
