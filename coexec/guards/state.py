@@ -417,7 +417,6 @@ _KERAS = (
 # Modules of metaclasses whose own attributes nobody changes.
 _METACLASSES = ("abc", "enum", "typing")
 _C_METHODS = (types.WrapperDescriptorType, types.MethodDescriptorType)
-_in_c: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 
 HEAP = 1 << 9  # the flag of classes created by a `class` statement
 
@@ -452,11 +451,7 @@ def _is_plain(kind: type) -> bool:
 
 def _is_written_in_c(kind: type) -> bool:
     """Returns whether a class has methods in C: its instances may hold more than attributes (`array`, `partial`)."""
-    known = _in_c.get(kind)
-    if known is None:
-        known = any(type(v) in _C_METHODS and v.__objclass__ is kind for v in list(vars(kind).values()))
-        _in_c[kind] = known
-    return known
+    return any(type(v) in _C_METHODS and v.__objclass__ is kind for v in list(vars(kind).values()))
 
 
 def _is_looked_up(kind: type, base: type = object) -> bool:

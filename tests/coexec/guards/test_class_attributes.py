@@ -132,3 +132,25 @@ def test_what_a_metaclass_says_is_looked_at_again():
             config.twice = 4.0
 
     compare(make, change, calls=20)
+
+
+def test_classes_that_cannot_be_hashed():
+    class Meta(type):
+        def __eq__(cls, other):
+            raise RuntimeError("nobody may ask")
+
+        __hash__ = None
+
+    def make():
+        class Config(metaclass=Meta):
+            rate = 2.0
+
+        config = Config()
+        layer = Layer(lambda x: tf.tanh(x) * config.rate)
+        return lambda x: layer(x), Config
+
+    def change(config, i):
+        if i == 8:
+            config.rate = 3.0
+
+    compare(make, change, regions=0)
