@@ -57,6 +57,8 @@ def backends(fn):
         pytest.param([-1.0], lambda x: tf.sqrt(x) * tf.sqrt(x), id="roots"),
         pytest.param([0.0, np.inf], lambda x: x / x, id="quotient"),
         pytest.param([0.0, 1.0], lambda x: x / 1e-39, id="tiny-divisor"),
+        pytest.param([np.inf, 2.0], lambda x: tf.math.polygamma(1.0, x), id="polygamma"),
+        pytest.param([np.inf, 2.5], lambda x: tf.math.zeta(tf.reverse(x, [0]), x), id="zeta"),
         pytest.param([1000.0], lambda x: tf.math.log(tf.stop_gradient(tf.exp(x))), id="logarithm-through-identity"),
         pytest.param([2.0, np.nan, 1.0], lambda x: (tf.sort(x), tf.reduce_max(x)), id="sorted-nan"),
     ],
