@@ -151,8 +151,9 @@ def _cleanup_at(
                 return None
             ahead.append(position[instruction.argval])
         if name == "CHECK_EXC_MATCH" and (others := _others(instructions, n, namespace)):
-            cleanup.others += others  # the next instruction jumps over their handler
-            ahead.append(position[instructions[n + 1].argval])
+            cleanup.others += others
+            over = next(i for i in instructions[n + 1 :] if i.opname != "EXTENDED_ARG")  # jumps over their handler
+            ahead.append(position[over.argval])
         elif name not in _ENDS and not name.startswith("JUMP_FORWARD"):
             ahead.append(n + 1)
     found = [instructions[n] for n in sorted(reached)]
@@ -168,7 +169,7 @@ def _others(
     """Returns the names of the exception classes caught here, if operations currently raise none of them; else []."""
     chains: list[list[str]] = []
     at = match
-    while instructions[at - 1].opname in (*_ATTRIBUTES, "LOAD_GLOBAL", "LOAD_NAME", "BUILD_TUPLE", "PUSH_NULL"):
+    while instructions[at - 1].opname in (*_ATTRIBUTES, *_LOADING):
         at -= 1
     for instruction in instructions[at:match]:
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
@@ -184,6 +185,7 @@ def _others(
     return [("global", name, tuple(path)) for name, *path in chains]
 
 
+_LOADING = ("LOAD_GLOBAL", "LOAD_NAME", "BUILD_TUPLE", "PUSH_NULL", "EXTENDED_ARG")
 _EFFECTS = ("CALL", "PRECALL", "BINARY_OP", "STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL", "STORE_DEREF", "COMPARE_OP")
 
 

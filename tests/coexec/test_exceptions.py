@@ -626,3 +626,19 @@ def test_recursion_without_end(function):
     assert step.stats().calls == 3
     assert intercept.current_handler() is None
     assert_quiet(before)
+
+
+def test_handlers_that_are_long():
+    """The jump over a handler of many instructions has an extended argument, and so has a class behind many names."""
+    names = [f"name{n}" for n in range(300)]
+    lines = ["def step(x, log, index):", "    try:", "        x = tf.gather(x, index) * 2.0"]
+    lines += ["    except KeyError:", *[f"        log.append({name})" for name in names]]
+    lines += ["    except (LookupError, tf.errors.OpError):", "        log.append(float(x[0]))", "    return x"]
+    scope = {"tf": tf, **dict.fromkeys(names, 1.0)}
+    exec("\n".join(lines), scope)
+    plain, fn, logs = scope["step"], coexec.function(scope["step"], jit_compile=False), ([], [])
+    for index in (GOOD, GOOD, GOOD, BAD, GOOD, BAD):
+        expected, found = plain(X, logs[0], index), fn(X, logs[1], index)
+        np.testing.assert_array_equal(expected, found)
+        assert logs[0] == logs[1]
+    assert fn.stats().followed > 0
