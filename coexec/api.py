@@ -373,9 +373,9 @@ def function(
         while they are learnt, in a share of the time that calls take, and no more where that does not pay.
         Experimental; on CPython 3.11, and without `control_flow`.
       control_flow: run loops and branches whose conditions are tensors on the device, as far as they only compute, and
-        follow calls of graph functions (`tf.function`) that only compute. Experimental: effects of a loop or branch are
-        found by reading its source, and some are known to be missed (see the README). By default Python takes every
-        decision, and such calls run on their own.
+        follow calls of graph functions (`tf.function`) that only compute. Experimental: what is not known to compute is
+        refused, and what is read is guarded; what is missed is listed in coexec/README.md (a tensor that a branch hands
+        on is a new object). By default Python takes every decision, and such calls run on their own.
       batching: where calls keep taking new ways (trees, sequences of all lengths), so that following them does not pay,
         carry out operations that come from the same places of the source together, as a few large ones, and their
         gradients, too, if that takes less time. Experimental; sums are taken in another order than eagerly.

@@ -86,6 +86,9 @@ class DeviceControl(Protocol):
     def call_function(self, run: FollowedCall, op: Any, inputs: Sequence[Any]) -> list[LazyTensor] | None:
         """Follows a call of a graph function as its operations (inlined); None if it must run on its own."""
 
+    def watched(self, value: Any) -> None:
+        """Notes that a tape begins to watch a tensor or variable, on behalf of the code that is running."""
+
     def took(self, trial: TimedCall, seconds: float | None) -> None:
         """Notes how long a timed call took; None if the time is meaningless."""
 

@@ -61,6 +61,8 @@ class Follower(CallState):
     ) -> None:
         super().__init__(graph, segments, ledger, options, before, self.constant)
         self.control = control
+        if control is not None:
+            self.tapes.told = control.watched
         self.library = call_site(self)
 
     def expected(self, op: str, args: tuple[Any, ...]) -> Any:

@@ -50,6 +50,7 @@ class Tapes:
         self.functions = False  # whether any entry has a backward function of the program
         # Calls the backward functions of the running gradient; None: they are called directly.
         self.around: Callable[[Backward, tuple[Any, ...]], Any] | None = None
+        self.told: Callable[[Any], None] | None = None  # who is told what tapes begin to watch
 
     # Events of tapes.
 
@@ -82,6 +83,8 @@ class Tapes:
 
         The tape must be up to date by then: earlier uses of the tensor are not watched.
         """
+        if self.told is not None:
+            self.told(tensor)
         if type(tensor) is LazyTensor and tensor._out.const is not None:
             tensor.resolve()
             tensor._out = Output(tensor._out.spec, None, tensor._out.node)

@@ -31,7 +31,7 @@ from coexec.control_flow.run.frames import (
     set_locals,
     way_into_else,
 )
-from coexec.control_flow.run.identity import hands_on, may_be_asked
+from coexec.control_flow.run.identity import Watchers, hands_on, may_be_asked
 from coexec.control_flow.run.loop_launch import LoopRun, room_for, vjp_for
 from coexec.control_flow.run.placement import Placements
 from coexec.control_flow.run.sites import Site
@@ -67,6 +67,7 @@ class Decisions:
         self._moves = Moves()
         self._callers = Callers()
         self.placements = Placements(ledger)
+        self.watchers = Watchers()
 
     def decide(self, run: FollowedCall, lazy: LazyTensor, frame: FrameType) -> bool:
         """Returns the truth value of a tensor that the code of `frame` tests; its loop may have run on the device."""
@@ -388,7 +389,7 @@ class Decisions:
 
     def _is_noticed(self, site: Site, staged: Any, frame: FrameType) -> bool:
         """Whether the program may ask which object comes out of a statement; says so in `explain()` if it does."""
-        if not staged.hands_on or not may_be_asked(frame):
+        if not staged.hands_on or not (may_be_asked(frame) or self.watchers.elsewhere(frame)):
             return False
         reason = "a tensor that it hands on may be asked for its identity, or watched by a tape, later on"
         self.ledger.cause(Kind.DECISION, f"{site.left}: {reason}", _location())

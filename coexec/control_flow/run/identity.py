@@ -4,7 +4,8 @@ Eagerly, `y = x if c else 2 * x` makes `y` the very tensor that `x` is, or a new
 one each time. Values are the same; what tells the difference is `is`, `id()`, `Tensor.ref()`, and a tape that begins to
 watch one of the two afterwards. So a statement that may hand on a tensor is Python's where such may come after it: in
 its function, in what called that, or in functions that are defined in these. Outside of the decorated function only
-tapes count, as others ask for objects of any kind. What other functions do that are called later is not looked at.
+tapes count, as others ask for objects of any kind. Functions that are called later are known to watch tensors once they
+have done so in a call that was followed.
 """
 
 from __future__ import annotations
@@ -69,6 +70,30 @@ def may_be_asked(frame: FrameType | None) -> bool:
         outside = outside or is_entry(code)
         frame = frame.f_back
     return False
+
+
+class Watchers:
+    """The functions of the program by which tapes have begun to watch tensors, in calls of one function."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, CodeType] = {}
+
+    def note(self, frame: FrameType | None) -> None:
+        """Notes those that are running."""
+        while frame is not None and not is_entry(frame.f_code):
+            if len(self._known) < tuning.max_callers and is_programs(frame.f_code, frame.f_globals):
+                self._known[id(frame.f_code)] = frame.f_code
+            frame = frame.f_back
+
+    def elsewhere(self, frame: FrameType | None) -> bool:
+        """Returns whether one of them is not running, and may be called later; places in others are known."""
+        if not self._known:
+            return False
+        running = set()
+        while frame is not None and not is_entry(frame.f_code):
+            running.add(id(frame.f_code))
+            frame = frame.f_back
+        return not running.issuperset(self._known)
 
 
 def _comes_after(place: int, now: int, loops: tuple[tuple[int, int], ...]) -> bool:

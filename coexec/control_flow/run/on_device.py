@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from coexec.base.stats import EventLog
 from coexec.control_flow.run.decisions import Decisions
 from coexec.control_flow.run.graph_functions import GraphFunctions
+from coexec.control_flow.trace.read_guards import is_tensor
 from coexec.follow.device_control import FollowedCall, TimedCall
 from tracer.lazy import LazyTensor
 
@@ -27,6 +29,11 @@ class OnDevice:
     def call_function(self, run: FollowedCall, op: Any, inputs: Sequence[Any]) -> list[LazyTensor] | None:
         """Follows a call of a graph function; None if it must run on its own."""
         return self._functions.call(run, op, inputs)
+
+    def watched(self, value: Any) -> None:
+        """Notes what watches tensors; variables keep their identity."""
+        if is_tensor(value):
+            self._decisions.watchers.note(sys._getframe(1))
 
     def took(self, trial: TimedCall, seconds: float | None) -> None:
         """Notes the time of a timed call."""

@@ -362,6 +362,30 @@ def test_a_tensor_that_is_handed_on(ask, inside, backend, tmp_path):
     assert on_device(compare(program, backend)) == 0
 
 
+def penalty(x, y):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        z = x * x + y * y
+    return tape.gradient(z, x)
+
+
+def test_a_tensor_that_is_handed_to_a_function_that_watches(backend, tune):
+    """Elsewhere, and called later: that is known from the calls in which Python decided."""
+    tune(decision_patience=4)
+
+    def program(decorate):
+        @decorate
+        def step(x, s):
+            y = x
+            if s > 0.0:
+                y = x * 2.0
+            return penalty(x, y)
+
+        return [step(x + 1.0, x) for (x,) in INPUTS * 2]
+
+    assert on_device(compare(program, backend)) == 0
+
+
 def test_a_tensor_that_is_handed_on_unasked(backend):
     """Where nobody asks, the device decides."""
 
