@@ -23,7 +23,7 @@ from coexec.dispatch.controller import Controller
 from coexec.dispatch.input_signature import with_signature
 from coexec.dispatch.padding import Dynamic
 from coexec.export.export import refuse, to_tf_function
-from coexec.memoize.door import with_doors
+from coexec.memoize.redirect import with_redirected_calls
 from coexec.reporting.compiler_ir import IR
 from coexec.reporting.cost import Cost
 from coexec.reporting.html_summary import html_of
@@ -165,13 +165,13 @@ class Function:
         name = options.name or getattr(function, "__qualname__", None) or type(function).__name__
         plain = with_signature(function, options.input_signature)
         watched = options.regions == "all" and not options.control_flow
-        self._controller = Controller(plain, options, name, self._with_doors if watched else None)
+        self._controller = Controller(plain, options, name, self._redirected if watched else None)
         _functions.add(self)
         self._transparent = inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function)
 
-    def _with_doors(self) -> Callable[..., Any]:
+    def _redirected(self) -> Callable[..., Any]:
         """Returns what to call once calls of helpers are memoized, too."""
-        return with_signature(with_doors(self._function), self._options.input_signature)
+        return with_signature(with_redirected_calls(self._function), self._options.input_signature)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if self._transparent:  # the body runs later, outside this call

@@ -89,12 +89,12 @@ def install() -> None:
                 known.add((owner, name))
                 _hooks.add(owner, name, _wrap(vars(owner)[name]))
         for path in _FUNCTIONS:
-            door = _open(*_place_of(path))
-            _name(door, path)
-        for paths, _, door in answered():
-            _name(door, paths[0])
+            wrapper = _open(*_place_of(path))
+            _name(wrapper, path)
+        for paths, _, wrapper in answered():
+            _name(wrapper, paths[0])
             for path in paths:
-                _hooks.add(*_place_of(path), door)
+                _hooks.add(*_place_of(path), wrapper)
         # A write without `__setattr__`: it appends to a list.
         _hooks.add(keras.layers.Layer, "add_loss", _telling(keras.layers.Layer.add_loss))
         _hooks.hold()
@@ -105,19 +105,19 @@ def _place_of(path: str) -> tuple[Any, str]:
     return functools.reduce(getattr, parents, tf), name
 
 
-def _name(door: Any, path: str) -> None:
+def _name(wrapper: Any, path: str) -> None:
     # The name by which `pickle` finds it. The original keeps its own, for imports from its defining module.
-    door.__module__, door.__qualname__ = "tensorflow", path
+    wrapper.__module__, wrapper.__qualname__ = "tensorflow", path
 
 
 def _open(module: Any, name: str) -> Any:
     """Wraps a function and returns the wrapper; aliases share one."""
     original = getattr(module, name)
-    door = _wrappers.get(original)
-    if door is None:
-        door = _wrappers[original] = _wrap(original)
-    _hooks.add(module, name, door)
-    return door
+    wrapper = _wrappers.get(original)
+    if wrapper is None:
+        wrapper = _wrappers[original] = _wrap(original)
+    _hooks.add(module, name, wrapper)
+    return wrapper
 
 
 def register(module: types.ModuleType) -> None:
@@ -132,9 +132,9 @@ def register(module: types.ModuleType) -> None:
 
 def wrap_pure(function: types.FunctionType) -> Any:
     """Returns a wrapper of a function of the program that only computes."""
-    door = _wrap(function)
+    wrapper = _wrap(function)
     _pure.add(function)
-    return door
+    return wrapper
 
 
 def behind(function: types.FunctionType) -> Any:
@@ -162,7 +162,7 @@ def uninstall() -> None:
 def _wrap(original: Any) -> Any:
     @functools.wraps(original)
     @passes
-    def door(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         handler = None
         try:
             handler = current_handler()
@@ -174,7 +174,7 @@ def _wrap(original: Any) -> Any:
                 raise
         return original(*args, **kwargs)
 
-    return door
+    return wrapper
 
 
 _WRAPPER_CODE = _wrap(layer_call).__code__  # shared by all wrappers

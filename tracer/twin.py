@@ -1,8 +1,8 @@
-"""Twins: functions recompiled so that every call in them goes through a `door`.
+"""Twins: functions recompiled so that every call in them goes through a `redirect`.
 
-In a twin, `f(x)` is `door(f)(x)`, where the door returns what to call: `f`, or a wrapper that may answer in its place.
-File, lines, columns, names, cells, defaults and globals are the original's. A function has a twin if its source is
-known, compiles to it, and does not inspect frames.
+In a twin, `f(x)` is `redirect(f)(x)`, which returns what to call: `f`, or a wrapper that may answer in its place. File,
+lines, columns, names, cells, defaults and globals are the original's. A function has a twin if its source is known,
+compiles to it, and does not inspect frames.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 from tracer.location import stand_for
 from tracer.source import function_of
 
-Door = Any  # called with what a program calls; returns what to call
+Redirect = Any  # called with what a program calls; returns what to call
 
-_MARK = "tracer.twin: a door"
+_MARK = "tracer.twin: redirect"
 
 # Names of functions that inspect their callers' frames, and would find a wrapper's.
 _OF_FRAMES = frozenset("""
@@ -48,13 +48,13 @@ def looks_at_frames(code: CodeType, namespace: dict[str, Any]) -> bool:
     return "inspect" in names or not known.isdisjoint(id(namespace.get(name)) for name in names)
 
 
-def twin_of(function: FunctionType, door: Door) -> FunctionType | None:
+def twin_of(function: FunctionType, redirect: Redirect) -> FunctionType | None:
     """Returns the function's twin, which shares its cells, globals and attributes; None if it has none."""
     code = function.__code__
     if id(code) not in _twins:
         if len(_twins) >= MAX_TWINS:
             _twins.clear()
-        made = _compile(code, function.__globals__, door)
+        made = _compile(code, function.__globals__, redirect)
         if made is not None:
             _align(made, code)
         _twins[id(code)] = code, made
@@ -77,7 +77,7 @@ def _align(made: CodeType, code: CodeType) -> None:
     for kind, offset in _instructions(code):
         known.setdefault(kind, []).append(offset)
     offsets = {}
-    for kind, offset in _instructions(made):  # a call comes before the door's of its result, which is at its place
+    for kind, offset in _instructions(made):  # a call comes before the redirect of its result, which is at its place
         if places := known.get(kind):
             offsets[offset] = places.pop(0)
     stand_for(made, offsets)
@@ -94,8 +94,8 @@ def _instructions(code: CodeType) -> list[tuple[Any, int]]:
     ]
 
 
-class _Doors(ast.NodeTransformer):
-    """Routes each call through the door."""
+class _CallRewriter(ast.NodeTransformer):
+    """Routes each call through the redirect."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
@@ -106,7 +106,7 @@ class _Doors(ast.NodeTransformer):
         return node
 
 
-def _compile(code: CodeType, namespace: dict[str, Any], door: Door) -> CodeType | None:
+def _compile(code: CodeType, namespace: dict[str, Any], redirect: Redirect) -> CodeType | None:
     """Returns the code of a function's twin, or None if it has none."""
     if looks_at_frames(code, namespace) or code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
         return None
@@ -126,7 +126,7 @@ def _compile(code: CodeType, namespace: dict[str, Any], door: Door) -> CodeType 
         defaults=[],
     )
     # Copied, as `function_of` caches the tree.
-    body = [_Doors().visit(statement) for statement in copy.deepcopy(node.body)]
+    body = [_CallRewriter().visit(statement) for statement in copy.deepcopy(node.body)]
     inner = ast.FunctionDef(
         name=node.name, args=without_defaults, body=body, decorator_list=[], returns=None, type_comment=None
     )
@@ -149,7 +149,7 @@ def _compile(code: CodeType, namespace: dict[str, Any], door: Door) -> CodeType 
     made = next(each for each in around.co_consts if isinstance(each, CodeType) and each.co_name == code.co_name)
     if set(made.co_freevars) != set(code.co_freevars) or made.co_varnames[: _arguments(code)] != _names(code):
         return None
-    return _with_door(made, code, door)
+    return _with_redirect(made, code, redirect)
 
 
 _FUTURE = 0x20000 | 0x40000 | 0x80000 | 0x100000 | 0x200000 | 0x400000 | 0x800000 | 0x1000000
@@ -177,12 +177,12 @@ def _at(made: Any, node: Any) -> Any:
     return ast.copy_location(made, node)
 
 
-def _with_door(made: CodeType, code: CodeType, door: Door) -> CodeType:
-    """Returns the code with marks replaced by the door, and with the original's qualified names."""
+def _with_redirect(made: CodeType, code: CodeType, redirect: Redirect) -> CodeType:
+    """Returns the code with marks replaced by the redirect, and with the original's qualified names."""
 
     def filled(each: CodeType, qualname: str | None) -> CodeType:
         consts = tuple(
-            filled(const, None) if isinstance(const, CodeType) else door if const == _MARK else const
+            filled(const, None) if isinstance(const, CodeType) else redirect if const == _MARK else const
             for const in each.co_consts
         )
         if qualname is None and hasattr(each, "co_qualname"):

@@ -116,7 +116,7 @@ class Tuning:
     cut_seconds: float = 5e-5
     nan_values_shown: int = 6  # per input, in a message
 
-    # Calls of any function (`guards/watch`, `memoize/door`).
+    # Calls of any function (`guards/watch`, `memoize/redirect`).
 
     # Calls of a helper that are neither skipped nor learnt, in a row, after which it is called directly.
     helper_misses: int = 24

@@ -51,9 +51,9 @@ class Controller:
     """Runs the calls of one function: records the first, follows the rest, backs off where following does not pay."""
 
     def __init__(
-        self, function: Callable[..., Any], options: Options, name: str, with_doors: Callable[[], Any] | None = None
+        self, function: Callable[..., Any], options: Options, name: str, redirected: Callable[[], Any] | None = None
     ) -> None:
-        self._plain, self._with_doors = function, with_doors
+        self._plain, self._redirected = function, redirected
         self.function = function
         self.options = options
         self.name = name
@@ -355,14 +355,14 @@ class Controller:
 
     def _consider_watching(self, following: Follower, seconds: float, known: bool) -> None:
         """Has calls of helpers learnt where that is due and pays."""
-        if self._with_doors is None:
+        if self._redirected is None:
             return
         watching = self.known_calls.watching
         before = watching.phase
         watching.called(seconds, known, self.last_events - following.ops_skipped)
         if watching.phase is not before:
             if watching.phase is Watching.LEARNING:
-                self.function = self._with_doors()
+                self.function = self._redirected()
             elif watching.phase is Watching.IN_VAIN:
                 self.function = self._plain
 

@@ -40,7 +40,7 @@ _OTHERWISE = frozenset({"recompute_grad", "custom_gradient", "get_static_value",
 def _computing() -> dict[int, Any]:
     """Returns TensorFlow's functions that only compute, by id (they live as long as their modules)."""
     found: dict[int, Any] = {}
-    answers = {id(door): function for _, function, door in answered()}
+    answers = {id(wrapper): function for _, function, wrapper in answered()}
     for module in _MODULES:
         for name in dir(module):
             function = getattr(module, name, None)

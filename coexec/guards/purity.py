@@ -1,8 +1,8 @@
 """Purity proofs: that all of the program's code that runs inside a call only computes.
 
 By its source, each function that runs must only compute on every path (`tracer.forms`), and call only functions known
-to compute, library calls whose effects are observed, and other such functions. What they read is guarded (`premises`).
-That and the arguments determine which functions are called: while they are unchanged, no other ones are.
+to compute, library calls whose effects are observed, and other such functions. What they read is guarded. That
+and the arguments determine which functions are called: while they are unchanged, no other ones are.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class PurityProof:
 
     def __init__(self, function: Any, given: list[Any]) -> None:
         self.reason: str | None = None
-        self.premises = StateGuards(allowed)
+        self.state_guards = StateGuards(allowed)
         self._given = given  # objects among the arguments
         self._pure = is_pure(function)
         if self._pure:
-            self.premises.functions[id(function.__code__)] = {id(function): function}
+            self.state_guards.functions[id(function.__code__)] = {id(function): function}
         self._codes: dict[int, Any] = {}  # of the functions that ran, and nested ones
         self._methods: set[int] = set()  # ids of those that are methods
         self._noted: set[int] = set()  # ids of functions already guarded
@@ -103,7 +103,7 @@ class PurityProof:
                 for function in self._functions_of(frame):
                     self._note(function, forms_of(code, frame.f_globals))
             if id(code) in self._methods:
-                self.premises.add_object(frame.f_locals[code.co_varnames[0]])
+                self.state_guards.add_object(frame.f_locals[code.co_varnames[0]])
         except (Refused, Exception) as refused:  # errors of inspected objects must not reach the program
             self.reason = f"{code.co_name} may do more than compute: {refused}"
             return False
@@ -141,27 +141,27 @@ class PurityProof:
         if id(function) in self._noted:
             return
         self._noted.add(id(function))
-        premises = self.premises
-        premises.ask(forms.attributes, forms.optional)
-        premises.add_function(function)
+        state_guards = self.state_guards
+        state_guards.ask(forms.attributes, forms.optional)
+        state_guards.add_function(function)
         for chain in sorted(forms.chains):
-            premises.add_chain(function, chain, chain in forms.called, chain in forms.classes)
+            state_guards.add_chain(function, chain, chain in forms.called, chain in forms.classes)
 
     def _functions_of(self, frame: types.FrameType) -> list[Any]:
         """Returns the functions that may be running."""
         code = frame.f_code
-        found = list(self.premises.functions.get(id(code), {}).values())
+        found = list(self.state_guards.functions.get(id(code), {}).values())
         if code.co_argcount:
             for base in type(frame.f_locals.get(code.co_varnames[0])).__mro__:
                 for name, value in vars(base).items():  # a decorated method goes by its name in the class
                     method = _plain(value)
                     if type(method) is types.FunctionType and method.__code__ is code:
                         self._methods.add(id(code))
-                        self.premises.ask({name})
+                        self.state_guards.ask({name})
                         found.append(method)
         if not found:  # perhaps a function held by an object
-            self.premises.look_further()
-            found = list(self.premises.functions.get(id(code), {}).values())
+            self.state_guards.look_further()
+            found = list(self.state_guards.functions.get(id(code), {}).values())
         if not found:
             raise Refused("it cannot be guarded")
         return found
@@ -176,20 +176,20 @@ class PurityProof:
         """
         try:
             self._look_at_all()
-            return self.premises, *self.premises.finish()
+            return self.state_guards, *self.state_guards.finish()
         except Exception as error:  # as above
             raise Refused(f"{type(error).__name__} where its objects are looked at") from error
 
     def _look_at_all(self) -> None:
-        premises = self.premises
+        state_guards = self.state_guards
         for value in self._given if self._pure else ():
-            premises.add_object(value)
-        premises.look_further()
-        while more := [f for code, known in premises.functions.items() if code in self._codes
+            state_guards.add_object(value)
+        state_guards.look_further()
+        while more := [f for code, known in state_guards.functions.items() if code in self._codes
                        for f in known.values() if id(f) not in self._noted]:  # fmt: skip
             for function in more:
                 self._note(function, forms_of(function.__code__, function.__globals__))
-            premises.look_further()
+            state_guards.look_further()
 
 
 def _plain(found: Any) -> Any:

@@ -66,7 +66,7 @@ class Watch:
         self._refused: Callable[[str], None] | None = None  # called with the first reason
         self._state = WatchedState(original)
         self._calls = WatchedCalls(self._state)
-        self.premises = self._state.guards
+        self.state_guards = self._state.guards
         self._kinds: dict[int, tuple[types.CodeType, str]] = {}
         self._running = False
         self._most, self._until = most, math.inf
@@ -120,8 +120,8 @@ class Watch:
         if self.reason is not None:
             raise Refused(self.reason)
         self.effects = self._state.effects()
-        self.premises.finish()
-        return self.premises, [], list(self._state.keras.values())
+        self.state_guards.finish()
+        return self.state_guards, [], list(self._state.keras.values())
 
     # Events.
 
@@ -146,7 +146,7 @@ class Watch:
             if type(function) is types.FunctionType:
                 function = self._state.original(function)
                 if not self._state.is_new(function):
-                    self.premises.ran(function)
+                    self.state_guards.ran(function)
             if code.co_flags & inspect.CO_VARKEYWORDS and not code.co_flags & inspect.CO_GENERATOR:
                 at = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
                 self._state.made(local(frame, at))

@@ -20,12 +20,12 @@ from coexec.guards.call_key import (
     with_tensors,
 )
 from coexec.guards.state import LOOKED_AT, is_object, is_watched_object
-from coexec.memoize.door import helper_of
 from coexec.memoize.entry import Region, admit, anchor, fill_form
 from coexec.memoize.gradient_spans import BackwardCalls
 from coexec.memoize.known_calls import KnownCalls
 from coexec.memoize.observe import Observation
 from coexec.memoize.passage import Passage
+from coexec.memoize.redirect import helper_of
 from coexec.memoize.region_tape_entry import RegionEntry
 from tracer import seeds
 from tracer.faults import absorbs, call
@@ -367,10 +367,10 @@ class CallSites:
         if region.reads is not None and not region.reads.hold():
             region.changed("what it reads")
             return False
-        if region.premises is not None:
+        if region.state_guards is not None:
             if sys.gettrace() is not None or sys.getprofile() is not None:  # they must see the program's code run
                 return False
-            if not region.premises.hold():
+            if not region.state_guards.hold():
                 region.changed(LOOKED_AT)
                 return False
         return True

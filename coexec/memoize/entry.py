@@ -20,7 +20,7 @@ from coexec.base.tuning import tuning
 from coexec.guards.call_key import BY_IDENTITY, CannotMemoize, marks_of
 from coexec.guards.library_reads import LibraryReads
 from coexec.guards.watched_state import Effect
-from coexec.memoize.door import helper_of
+from coexec.memoize.redirect import helper_of
 from coexec.memoize.step_range import Outputs
 from tracer.effects import Watcher
 from tracer.graph import Step
@@ -75,7 +75,7 @@ class Region(Watcher):
         self.calls: list[Any] = []
         self.parts: Any = None  # a `GradientParts`, or None
         self.pattern: Any = None  # an `ArgumentGuard`, tried before the key
-        self.premises: Any = None  # guards of what the program's code in it reads
+        self.state_guards: Any = None  # guards of what the program's code in it reads
         self.reached: list[Any] = []  # Keras objects among that
 
     def fill(self, **parts: Any) -> bool:
@@ -118,7 +118,7 @@ class Region(Watcher):
         """Drops the region and dependent gradients, as an object in its key was freed, whose id may be reused."""
         self.confirmed = 0
         self.start.regions.pop(self.key, None)
-        self.feeds, self.pins, self.accessed, self.result, self.premises, self.reads = [], [], [], None, None, None
+        self.feeds, self.pins, self.accessed, self.result, self.state_guards, self.reads = [], [], [], None, None, None
         self.spans, self.calls, self.parts = [], [], None
         for region in list(self.gradients):
             region.end_of_objects()

@@ -16,10 +16,10 @@ from coexec.guards.purity import Contents, PurityProof, containers_in, is_shared
 from coexec.guards.state import LOOKED_AT
 from coexec.guards.watch import Watch
 from coexec.guards.watched_state import Effect
-from coexec.memoize.door import original_of
 from coexec.memoize.entry import Region, anchor, form_of
 from coexec.memoize.gradient_spans import BackwardCalls, HeardCalls
 from coexec.memoize.known_calls import KnownCalls
+from coexec.memoize.redirect import original_of
 from coexec.memoize.region_tape_entry import RegionEntry
 from coexec.memoize.shape_variants import interior_of
 from coexec.memoize.step_range import Outputs, constants_of, is_fed_the_same, slots_of, steps_between
@@ -94,7 +94,7 @@ class Observation:
         elif not self._gradient:
             proof = PurityProof(region.function, arguments.anchors)
         effects = Effects(roots, self._give_up, proof, self._lightly)
-        held, given = region.premises is None or region.premises.hold(), containers_in(self._given)
+        held, given = region.state_guards is None or region.state_guards.hold(), containers_in(self._given)
         if not held:  # then a disagreement is no finding
             region.confirmed = 0
         self._context = dict(call_context() or {})
@@ -150,7 +150,7 @@ class Observation:
         what no guard can tell.
         """
         region, reads = self._region, None
-        if region.premises is not None or region.helper is not None or isinstance(around, BackwardCalls):
+        if region.state_guards is not None or region.helper is not None or isinstance(around, BackwardCalls):
             return None
         if self._run.options.validating or region.uses > tuning.region_first_check:
             return None
@@ -163,7 +163,7 @@ class Observation:
                 return None
             self._alike = *region.key[:3], given
             other = self._known.seen(self._alike)
-            if other is not None and other.confirmed > 0 and not other.read and other.premises is None:
+            if other is not None and other.confirmed > 0 and not other.read and other.state_guards is None:
                 reads = other.reads
         return reads if reads is not None and reads.hold() else None
 
@@ -198,7 +198,7 @@ class Observation:
                 own = effects.held
                 if proof is not None:
                     self._rest_on(proof, held, given, result)
-                    own = effects.held | proof.premises.tensors
+                    own = effects.held | proof.state_guards.tensors
                 if not self._gradient:
                     if any(id(v) in own for v in arguments.tensors):  # ambiguous which of the two an operation takes
                         raise CannotMemoize("it holds a tensor that it is given")
@@ -217,9 +217,9 @@ class Observation:
             # After that, as it may set hooks on classes.
             if self._lightly:  # nothing is known of the code that it ran, if it disagreed
                 region.reads = self._reads if region.confirmed > self._before else None
-            elif region.confirmed > 1 or region.premises is None:
+            elif region.confirmed > 1 or region.state_guards is None:
                 region.reads = LibraryReads(effects.roots, effects.ran.values(), effects.contents)
-                if self._alike is not None and region.premises is None:
+                if self._alike is not None and region.state_guards is None:
                     self._known.see(self._alike, region)
             else:
                 region.reads = None
@@ -241,24 +241,24 @@ class Observation:
         changes what it reads, or shares containers.
         """
         region = self._region
-        premises, variables, objects = proof.end() if proof.is_needed else (None, [], [])
-        if premises is not None:
+        state_guards, variables, objects = proof.end() if proof.is_needed else (None, [], [])
+        if state_guards is not None:
             if containers_in(self._given) != given:
                 raise CannotMemoize("it changes a container that it was given")
             if is_shared([result, *[effect.value for effect in proof.effects if not effect.is_old]], given):
                 raise CannotMemoize("its result holds a container that somebody else holds, too")
             self._effects = proof.effects
-        if region.premises is not None and not held:
+        if region.state_guards is not None and not held:
             region.changed(LOOKED_AT)
             self.remark = f"{LOOKED_AT} is not what it was"
-        elif region.premises is not None and not region.premises.hold():
+        elif region.state_guards is not None and not region.state_guards.hold():
             raise CannotMemoize("it changes what it looks at")
-        if premises is None or region.premises is None or not held:
-            if region.premises is not None or premises is not None:
+        if state_guards is None or region.state_guards is None or not held:
+            if region.state_guards is not None or state_guards is not None:
                 region.confirmed = 0
             if self._watched is not None and not self._watched.issuperset(map(id, objects)):
                 self._watched = None  # its effects on these were not observed
-            region.premises = premises
+            region.state_guards = state_guards
             region.reached = [weakref.ref(v) for v in objects]  # observed in the next run, which must agree
             anchor(region, variables)
 

@@ -38,7 +38,7 @@ class KnownVariants:
         known = all_known.get(key, ())
         self._before = [(r, r.version) for ref in known if (r := ref()) is not None and r.confirmed > 1]
         # Those whose guards hold before the run; `variant_of` checks them again after it.
-        self._held = {id(r) for r, _ in self._before if r.premises is None or r.premises.hold()}
+        self._held = {id(r) for r, _ in self._before if r.state_guards is None or r.state_guards.hold()}
 
     def __bool__(self) -> bool:
         return bool(self._before)
@@ -51,16 +51,16 @@ class KnownVariants:
     @property
     def only_library(self) -> bool:
         """Whether none of them runs the program's code."""
-        return all(region.premises is None for region, _ in self._before)
+        return all(region.state_guards is None for region, _ in self._before)
 
     def variant_of(self, region: Region) -> Region | None:
         """Returns a variant that does what this region did in its first run; None if there is none."""
         for known, version in self._before:
             if known is region or known.version != version or known.confirmed < 2 or id(known) not in self._held:
                 continue
-            if (known.premises is None) is not (region.premises is None):
+            if (known.state_guards is None) is not (region.state_guards is None):
                 continue
-            if (known.premises is None or known.premises.hold()) and _agree(region, known):
+            if (known.state_guards is None or known.state_guards.hold()) and _agree(region, known):
                 return known
         return None
 

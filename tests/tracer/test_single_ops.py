@@ -215,8 +215,8 @@ def test_a_variable_is_read_once():
 
 def test_functions_looked_up_before_are_known_to_compute():
     """A layer may hold the function that was there before it was wrapped."""
-    for paths, original, door in answered():
+    for paths, original, wrapper in answered():
         found = functools.reduce(getattr, paths[0].split("."), tf)
         if is_computing(found):
             assert is_computing(original), paths
-            assert is_computing(door), paths
+            assert is_computing(wrapper), paths

@@ -1,4 +1,4 @@
-"""Twins do what their originals do, and every call in them passes the door."""
+"""Twins do what their originals do, and every call in them is redirected."""
 
 import contextlib
 import inspect
@@ -12,7 +12,7 @@ from tracer.twin import twin_of
 PASSED = []
 
 
-def door(callee):
+def redirect(callee):
     PASSED.append(getattr(callee, "__name__", type(callee).__name__))
     return callee
 
@@ -59,7 +59,7 @@ def generating(n):
 def test_methods_and_super():
     """What is called passes as it is looked up, in comprehensions and lambdas, too."""
     PASSED.clear()
-    twin = twin_of(Derived.method, door)
+    twin = twin_of(Derived.method, redirect)
     assert twin(Derived(), 3) == Derived().method(3) == "base 3END"
     assert PASSED == ["range", "str", "str", "str", "method", "len", "<lambda>", "upper"]
 
@@ -67,7 +67,7 @@ def test_methods_and_super():
 def test_cells_defaults_and_attributes():
     """A twin shares the cells of its original, and has its defaults, names and attributes."""
     original = make(10)
-    twin = twin_of(original, door)
+    twin = twin_of(original, redirect)
     assert twin() == 12
     assert original(2, 1, scale=3, k=4) == 23
     assert twin(1) == 25
@@ -82,7 +82,7 @@ def test_cells_defaults_and_attributes():
 def test_tracebacks():
     """Errors show the lines and columns of the original."""
     found = []
-    for function in (failing, twin_of(failing, door)):
+    for function in (failing, twin_of(failing, redirect)):
         with pytest.raises(TypeError) as caught:
             function(5)
         frame = traceback.extract_tb(caught.tb)[-1]
@@ -92,7 +92,7 @@ def test_tracebacks():
 
 def test_generators():
     """A generator's twin is a generator."""
-    assert list(twin_of(generating, door)(3)) == [0, 1, 2]
+    assert list(twin_of(generating, redirect)(3)) == [0, 1, 2]
 
 
 class _Mangled:
@@ -114,7 +114,7 @@ async def waiting():
 @pytest.mark.parametrize("function", [_Mangled.method, frames, waiting, eval("lambda: 1")])
 def test_without_a_twin(function):
     """Names that a class mangles, code that looks at frames, coroutines and code without source have none."""
-    assert twin_of(function, door) is None
+    assert twin_of(function, redirect) is None
 
 
 def stacks(tf, x):
@@ -127,8 +127,8 @@ def looks(x):
 
 def test_only_stacks_of_frames_rule_a_twin_out():
     """`tf.stack` is no `inspect.stack`."""
-    assert twin_of(stacks, door) is not None
-    assert twin_of(looks, door) is None
+    assert twin_of(stacks, redirect) is not None
+    assert twin_of(looks, redirect) is None
 
 
 def nested(it, values):
@@ -162,7 +162,7 @@ class Scaling:
 def test_frames_of_a_twin_give_the_same_locations():
     """Of each call in it, and in functions inside of it, so that what was recorded before holds for the twin, too."""
     one, other = Scaling(), Scaling()
-    assert nested(one, [1, -2, 3]) == twin_of(nested, door)(other, [1, -2, 3])
+    assert nested(one, [1, -2, 3]) == twin_of(nested, redirect)(other, [1, -2, 3])
     assert [[tuple(f) for f in stack[:1]] for stack in one.places] == [
         [tuple(f) for f in stack[:1]] for stack in other.places
     ]

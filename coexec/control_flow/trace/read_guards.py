@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import keras
 
 from coexec.control_flow.trace.attribute_guards import Lookup, checks
+from coexec.guards.codegen import CheckWriter
 from coexec.guards.pure_calls import is_number
 from tracer.lazy import LazyTensor
 from tracer.op import freeze
@@ -82,11 +83,10 @@ def written(
         known = "alias", place
         others = [n for n, read in enumerate(reads) if n != place and read.expected != known]
         lines += [f"if v{place} is v{n}: return None" for n in others]
-    lines.append(f"return [{', '.join('None' if n is None else f'v{n}' for n in arguments)}]")
-    body = "\n".join(f"    {line}" for line in lines)
-    exec(compile(f"def again(local):\n{body}", __file__, "exec"), names)
-    again: Callable[[dict[str, Any]], list[Any] | None] = names["again"]
-    return again
+    writer = CheckWriter("local", **names)
+    for line in lines:
+        writer.do(line)
+    return writer.written(f"[{', '.join('None' if n is None else f'v{n}' for n in arguments)}]")
 
 
 def _fetched(n: int, parent: int, kind: int, key: Any) -> list[str]:

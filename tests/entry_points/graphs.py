@@ -6,65 +6,65 @@ import io
 import tensorflow as tf
 from tensorflow.python.eager import wrap_function
 
-from tests.doors import door, refusal
+from tests.entry_points import entry_point, refusal
 
 
-@door
+@entry_point
 def captured(t):
     return tf.function(lambda: t.floats * t.number + tf.cast(t.two, tf.float32))()
 
 
-@door
+@entry_point
 def captured_whole(t):
     return tf.function(lambda: (t.floats, t.two))()
 
 
-@door
+@entry_point
 def captured_in_branches(t):
     return tf.function(lambda: tf.cond(t.true, lambda: t.floats, lambda: t.floats * 2.0))()
 
 
-@door
+@entry_point
 def concrete_captures(t):
     concrete = tf.function(lambda: t.floats * 2.0 + t.matrix[0, 0]).get_concrete_function()
     return concrete(), concrete.captured_inputs
 
 
-@door
+@entry_point
 def concrete_arguments(t):
     graph = tf.function(lambda a, b: a * tf.cast(b["n"], tf.float32))
     concrete = graph.get_concrete_function(t.floats, {"n": t.two})
     return concrete(t.floats, t.two), graph(t.matrix, {"n": t.two}), graph(t.floats, b={"n": t.two})
 
 
-@door
+@entry_point
 def replaced_captures(t):
     concrete = tf.function(lambda: t.floats * 2.0).get_concrete_function()
     concrete.set_external_captures([c + 1.0 for c in concrete.captured_inputs])
     return concrete()
 
 
-@door
+@entry_point
 def signatures(t):
     graph = tf.function(lambda a, n: a[:n], input_signature=[tf.TensorSpec([None]), tf.TensorSpec([], tf.int32)])
     return graph(t.floats, t.two)
 
 
-@door
+@entry_point
 def wrapped_functions(t):
     wrapped = tf.compat.v1.wrap_function(lambda a: a * t.number, [tf.TensorSpec([None])])
     pruned = wrapped.prune(wrapped.inputs[:1], wrapped.outputs)
     return wrapped(t.floats), pruned(t.floats)
 
 
-@door
+@entry_point
 def functions_from_graph_defs(t):
     graph = tf.function(lambda a: a * 2.0).get_concrete_function(t.floats).graph.as_graph_def()
     imported = wrap_function.function_from_graph_def(graph, ["a:0"], ["Identity:0"])
     return imported(t.floats)
 
 
-@door
+@entry_point
 def sessions(t):
     with tf.Graph().as_default() as graph:
         fed = tf.compat.v1.placeholder(tf.float32, [4])
@@ -73,7 +73,7 @@ def sessions(t):
         return session.run(doubled, {fed: t.floats.numpy()}), refusal(lambda: session.run(doubled, {fed: t.floats}))
 
 
-@door
+@entry_point
 def constants_in_a_graph(t):
     with tf.Graph().as_default() as graph:
         constant = tf.constant(t.floats)
@@ -82,13 +82,13 @@ def constants_in_a_graph(t):
         return session.run(tripled)
 
 
-@door
+@entry_point
 def eager_in_a_plain_graph(t):
     with tf.Graph().as_default():
         return refusal(lambda: t.floats * 2.0)
 
 
-@door
+@entry_point
 def custom_gradients(t):
     @tf.custom_gradient
     def square(a):
@@ -100,7 +100,7 @@ def custom_gradients(t):
     return y, tape.gradient(y, t.floats)
 
 
-@door
+@entry_point
 def custom_gradients_in_a_graph(t):
     @tf.custom_gradient
     def square(a):
@@ -116,7 +116,7 @@ def custom_gradients_in_a_graph(t):
     return graph(t.floats)
 
 
-@door
+@entry_point
 def recomputed(t):
     block = tf.recompute_grad(lambda a: tf.sin(a) * t.number)
     with tf.GradientTape() as tape:
@@ -125,7 +125,7 @@ def recomputed(t):
     return y, tape.gradient(y, t.floats)
 
 
-@door
+@entry_point
 def tapes(t):
     with tf.GradientTape(persistent=True) as tape:
         tape.watch([t.floats, t.number])
@@ -134,7 +134,7 @@ def tapes(t):
     return gradients, tape.jacobian(y, t.floats, experimental_use_pfor=False), tape.jacobian(y, t.number)
 
 
-@door
+@entry_point
 def tapes_across_functions(t):
     graph = tf.function(lambda a: a * t.floats)
     with tf.GradientTape() as tape:
@@ -143,7 +143,7 @@ def tapes_across_functions(t):
     return tape.gradient(y, t.floats)
 
 
-@door
+@entry_point
 def accumulators(t):
     with tf.autodiff.ForwardAccumulator(t.floats, t.floats * 2.0) as one:
         with tf.autodiff.ForwardAccumulator(t.floats, t.floats) as two:
@@ -151,7 +151,7 @@ def accumulators(t):
     return one.jvp(y), two.jvp(y), two.jvp(one.jvp(y)), one.jvp([y, t.floats])
 
 
-@door
+@entry_point
 def accumulators_through_functions(t):
     graph = tf.function(lambda a: tf.sin(a) * t.number)
     with tf.autodiff.ForwardAccumulator(t.floats, t.floats) as accumulator:
@@ -159,19 +159,19 @@ def accumulators_through_functions(t):
     return accumulator.jvp(y)
 
 
-@door
+@entry_point
 def symbolic_gradients(t):
     graph = tf.function(lambda a: tf.gradients(a * t.floats, a, grad_ys=t.floats))
     return graph(t.floats)
 
 
-@door
+@entry_point
 def loops(t):
     total = tf.while_loop(lambda i, s: i < t.two, lambda i, s: (i + 1, s + t.floats), [0, t.floats])[1]
     return total, tf.scan(lambda a, b: a + b * t.number, t.floats), tf.foldl(lambda a, b: a * b, t.floats)
 
 
-@door
+@entry_point
 def loops_in_a_graph(t):
     graph = tf.function(
         lambda: tf.while_loop(lambda i, s: i < t.two, lambda i, s: (i + 1, s + t.floats), [0, t.floats])
@@ -179,7 +179,7 @@ def loops_in_a_graph(t):
     return graph(), tf.function(lambda: tf.map_fn(lambda a: a * t.number, t.floats))()
 
 
-@door
+@entry_point
 def mapped(t):
     return (
         tf.map_fn(lambda a: a * t.number, t.floats),
@@ -188,7 +188,7 @@ def mapped(t):
     )
 
 
-@door
+@entry_point
 def branches(t):
     return (
         tf.cond(t.true, lambda: t.floats, lambda: t.number),
@@ -197,7 +197,7 @@ def branches(t):
     )
 
 
-@door
+@entry_point
 def arrays_of_tensors(t):
     array = tf.TensorArray(tf.float32, t.two, dynamic_size=True, clear_after_read=False)
     array = array.write(0, t.floats).write(t.two, t.floats * 2.0).write(1, t.floats)
@@ -205,13 +205,13 @@ def arrays_of_tensors(t):
     return array.stack(), array.read(t.two), array.size(), split.gather(t.pair)
 
 
-@door
+@entry_point
 def arrays_in_graphs(t):
     array = tf.TensorArray(tf.float32, 2, clear_after_read=False).unstack(t.matrix)
     return tf.function(lambda a: a.write(0, t.matrix[1]).stack())(array)
 
 
-@door
+@entry_point
 def replicas(t):
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
     doubled = strategy.run(lambda a: a * t.number, (t.floats,))
@@ -222,20 +222,20 @@ def replicas(t):
     return strategy.reduce("SUM", doubled, axis=None), strategy.experimental_local_results(values), v.numpy()
 
 
-@door
+@entry_point
 def one_device(t):
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
     return strategy.run(lambda a: a * t.number, (t.floats,)), strategy.gather(t.floats, axis=0)
 
 
-@door
+@entry_point
 def devices(t):
     with tf.device("CPU:0"):
         inside = t.floats * t.number, tf.identity(t.floats)
     return inside, t.floats.cpu(), t.floats.device, t.floats.backing_device, tf.identity(t.matrix)
 
 
-@door
+@entry_point
 def checks(t):
     tf.debugging.assert_equal(t.floats, t.floats)
     tf.debugging.assert_shapes([(t.floats, ("n",)), (t.matrix, ("a", "a"))])
@@ -246,7 +246,7 @@ def checks(t):
     return tf.debugging.check_numerics(t.floats, "numbers"), tf.debugging.is_numeric_tensor(t.floats)
 
 
-@door
+@entry_point
 def failed_checks(t):
     checks = (
         lambda: tf.debugging.assert_equal(t.floats, t.floats * 2.0),
@@ -257,7 +257,7 @@ def failed_checks(t):
     return [refusal(check) for check in checks]
 
 
-@door
+@entry_point
 def prints(t):
     written = io.StringIO()
     with contextlib.redirect_stdout(written):
@@ -266,7 +266,7 @@ def prints(t):
     return written.getvalue()
 
 
-@door
+@entry_point
 def distinct_tensors(t):
     return (
         [bool(v) for v in (t.floats == t.floats)],

@@ -1,6 +1,6 @@
-"""A tensor that a followed call has made goes through every door as an eager one does, on any thread.
+"""A tensor that a followed call has made goes through every entry_point as an eager one does, on any thread.
 
-Each door is tried in two places; COEXEC_DOORS=all tries all five.
+Each entry_point is tried in two places; COEXEC_DOORS=all tries all five.
 """
 
 import os
@@ -13,7 +13,7 @@ import tensorflow as tf
 import coexec
 from coexec import testing
 from tests.coexec import in_thread, outcomes
-from tests.doors import DOORS, tensors_of
+from tests.entry_points import ENTRY_POINTS, tensors_of
 from tests.snapshots import assert_same
 from tracer.lazy import LazyTensor
 
@@ -64,11 +64,11 @@ def in_a_py_function(ask):
 
 
 PLACES = {place.__name__: place for place in (here, in_thread, in_a_generator, in_a_pool, in_a_py_function)}
-# Every door where the call is, and in one other place, unless all are asked for.
+# Every entry_point where the call is, and in one other place, unless all are asked for.
 ALL = os.environ.get("COEXEC_DOORS") == "all"
 PAIRS = [
     (name, place)
-    for number, name in enumerate(DOORS)
+    for number, name in enumerate(ENTRY_POINTS)
     for turn, place in enumerate(PLACES)
     if ALL or turn in (0, 1 + number % (len(PLACES) - 1))
 ]
@@ -84,7 +84,7 @@ def test_through(name, place, tmp_path):
         def compute(x):
             tensors = tensors_of(x, str(tmp_path))
             lazy.append(sum(type(each) is LazyTensor for each in vars(tensors).values()))
-            return PLACES[place](lambda: DOORS[name](tensors))
+            return PLACES[place](lambda: ENTRY_POINTS[name](tensors))
 
         return decorate(compute)
 

@@ -1,4 +1,4 @@
-"""Door: redirects the calls made by a function decorated with `regions="all"`, at any depth, so they can be memoized.
+"""Redirect: routes the calls made by a function decorated with `regions="all"`, at any depth, so they can be memoized.
 
 A function of the program, or of an unregistered library, is called through a wrapper while a call is followed, and as
 its twin otherwise. TensorFlow's and Keras' functions have their own wrappers (`tracer.library`).
@@ -26,7 +26,7 @@ Function = types.FunctionType
 
 
 class Helper:
-    """A function that is called through the door; refers to it weakly."""
+    """A function that is called through the redirect; refers to it weakly."""
 
     __slots__ = ("__weakref__", "_code", "_defaults", "_named", "_of", "_twin", "_wrapper", "active", "known", "misses")
 
@@ -48,7 +48,7 @@ class Helper:
         return self._wrapper or _wrapper(self, function)
 
     def runs(self, function: Function) -> bool:
-        """Returns whether `function` is the one that the door runs."""
+        """Returns whether `function` is the one that the redirect runs."""
         return function is (self._twin or self._of())
 
     def is_of(self, function: Function) -> bool:
@@ -71,7 +71,7 @@ _kept: dict[int, Any] = {}  # by function: weak references that remove its entri
 _by_run: weakref.WeakValueDictionary[int, Helper] = weakref.WeakValueDictionary()
 
 
-def door(callee: Any) -> Any:
+def redirect(callee: Any) -> Any:
     """Returns what to call instead of `callee`."""
     kind = type(callee)
     if kind is types.BuiltinFunctionType or kind is type:
@@ -130,7 +130,7 @@ def _make(function: Function) -> Helper | None:
         return None
     if not is_programs(code, function.__globals__) or looks_at_frames(code, function.__globals__):
         return None
-    helper = Helper(function, twin_of(function, door))
+    helper = Helper(function, twin_of(function, redirect))
     _by_run[id(helper.run(function))] = helper
     return helper
 
@@ -148,15 +148,15 @@ def original_of(function: Any) -> Any:
     return function if found is None else found
 
 
-def with_doors(function: Any) -> Any:
-    """Returns a function's twin, whose calls go through the door, or the function itself if it has none."""
+def with_redirected_calls(function: Any) -> Any:
+    """Returns a function's twin, whose calls are redirected, or the function itself if it has none."""
     if not available():
         return function
     if type(function) is types.MethodType and type(function.__func__) is Function:
-        return types.MethodType(with_doors(function.__func__), function.__self__)
+        return types.MethodType(with_redirected_calls(function.__func__), function.__self__)
     if type(function) is not Function or not is_programs(function.__code__, function.__globals__):
         return function
-    return twin_of(function, door) or function
+    return twin_of(function, redirect) or function
 
 
 def _wrapper(helper: Helper, run: Function) -> Any:

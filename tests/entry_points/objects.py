@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.doors import door, refusal
+from tests.entry_points import entry_point, refusal
 
 
 class Masked(tf.experimental.ExtensionType):
@@ -49,7 +49,7 @@ class Converted:
         return self.tensor
 
 
-@door
+@entry_point
 def variables(t):
     made = tf.Variable(t.floats), tf.Variable(lambda: t.floats), tf.Variable(initial_value=[t.number, t.number])
     made[0].assign(t.floats * 2.0)
@@ -60,20 +60,20 @@ def variables(t):
     return [v.numpy() for v in made], made[0].gather_nd(t.pair[:, None]), made[1].sparse_read(t.pair), made[0][t.two]
 
 
-@door
+@entry_point
 def compat_variables(t):
     one = tf.compat.v1.Variable(t.floats, use_resource=True)
     return one.numpy(), one.shape, one.dtype.name
 
 
-@door
+@entry_point
 def variables_in_graphs(t):
     v = tf.Variable(t.floats)
     graph = tf.function(lambda: v.assign_add(t.floats))
     return graph(), v.numpy()
 
 
-@door
+@entry_point
 def keras_variables(t):
     made = keras.Variable(t.floats), keras.Variable(lambda shape, dtype: tf.reshape(t.floats, shape), shape=(4,))
     made[0].assign(t.floats * 2.0)
@@ -81,7 +81,7 @@ def keras_variables(t):
     return [v.numpy() for v in made], keras.ops.convert_to_numpy(made[0]), made[1].value
 
 
-@door
+@entry_point
 def tables(t):
     start = tf.lookup.KeyValueTensorInitializer(t.pair, t.floats[:2])
     table = tf.lookup.StaticHashTable(start, default_value=t.number)
@@ -95,7 +95,7 @@ def tables(t):
     return found, table[t.pair], mutable.export(), table.size(), dense.lookup(t.pair)
 
 
-@door
+@entry_point
 def tables_of_text(t):
     keys = tf.strings.as_string(t.pair)
     start = tf.lookup.KeyValueTensorInitializer(keys, t.pair)
@@ -103,7 +103,7 @@ def tables_of_text(t):
     return table.lookup(keys), table.lookup(tf.strings.join([keys, keys]))
 
 
-@door
+@entry_point
 def nested_lists(t):
     return (
         tf.convert_to_tensor([[t.number, 1.0], [t.floats[1], t.floats[2]]]),
@@ -121,7 +121,7 @@ def nested_lists(t):
     )
 
 
-@door
+@entry_point
 def nested_lists_of_another_dtype(t):
     makers = (
         lambda: tf.constant([t.two, t.two], tf.int64),
@@ -138,7 +138,7 @@ def nested_lists_of_another_dtype(t):
     return [refusal(make) for make in makers]
 
 
-@door
+@entry_point
 def other_sequences(t):
     makers = (
         lambda: tf.constant(Sequence([t.number, t.number])),
@@ -161,7 +161,7 @@ def other_sequences(t):
     return [refusal(make) for make in makers]
 
 
-@door
+@entry_point
 def shapes(t):
     return (
         tf.zeros([t.two, 3]),
@@ -185,7 +185,7 @@ def shapes(t):
     )
 
 
-@door
+@entry_point
 def attributes(t):
     makers = (
         lambda: tf.reduce_sum(t.matrix, axis=t.two - 1),
@@ -211,7 +211,7 @@ def attributes(t):
     return [refusal(make) for make in makers]
 
 
-@door
+@entry_point
 def protos(t):
     made = [
         refusal(lambda v=v: tf.make_ndarray(tf.make_tensor_proto(v))) for v in (t.floats, [t.two], t.matrix.numpy())
@@ -219,7 +219,7 @@ def protos(t):
     return made, tf.get_static_value(t.matrix), tf.get_static_value(t.two)
 
 
-@door
+@entry_point
 def specs(t):
     return (
         tf.TensorSpec.from_tensor(t.floats),
@@ -240,7 +240,7 @@ def specs(t):
     )
 
 
-@door
+@entry_point
 def composites(t):
     indices = tf.stack([t.pair, t.pair], 1)
     sparse = tf.SparseTensor(indices, t.floats[:2], tf.constant([2, 2], tf.int64))
@@ -271,7 +271,7 @@ def composites(t):
     )
 
 
-@door
+@entry_point
 def extension_types(t):
     masked = Masked(t.floats, t.floats > t.number)
     graph = tf.function(lambda m: tf.where(m.mask, m.values, 0.0))
@@ -283,7 +283,7 @@ def extension_types(t):
     )
 
 
-@door
+@entry_point
 def structures(t):
     given = {"a": [t.floats, t.two], "b": (t.matrix,)}
     flat = tf.nest.flatten(given)
@@ -297,7 +297,7 @@ def structures(t):
     )
 
 
-@door
+@entry_point
 def files(t):
     path = os.path.join(t.directory, "tensor")
     tf.io.write_file(path, tf.io.serialize_tensor(t.floats))
@@ -312,7 +312,7 @@ def files(t):
     return again, text, np.load(path + ".npy"), records, tf.io.gfile.exists(path)
 
 
-@door
+@entry_point
 def examples(t):
     feature = tf.train.Feature(float_list=tf.train.FloatList(value=t.floats))
     integers = tf.train.Feature(int64_list=tf.train.Int64List(value=t.pair))
@@ -321,7 +321,7 @@ def examples(t):
     return tf.io.parse_single_example(example.SerializeToString(), kinds)
 
 
-@door
+@entry_point
 def checkpoints(t):
     v, w = tf.Variable(t.floats), tf.Variable(tf.zeros([4]))
     path = tf.train.Checkpoint(v=v).write(os.path.join(t.directory, "checkpoint"))
@@ -331,7 +331,7 @@ def checkpoints(t):
     return w.numpy(), raw, tf.train.load_variable(path, "v/.ATTRIBUTES/VARIABLE_VALUE")
 
 
-@door
+@entry_point
 def summaries(t):
     directory = os.path.join(t.directory, "logs")
     writer = tf.summary.create_file_writer(directory)
@@ -350,7 +350,7 @@ def summaries(t):
     return kept
 
 
-@door
+@entry_point
 def generators(t):
     seed = tf.cast(tf.stack([t.two, t.two]), tf.int64)
     generator = tf.random.Generator.from_seed(int(t.two))
@@ -359,7 +359,7 @@ def generators(t):
     return generator.uniform([t.two]), state.normal([2]), drawn, keras.random.uniform((2,), seed=3), state.state.numpy()
 
 
-@door
+@entry_point
 def strings(t):
     words = tf.strings.as_string(t.pair)
     return (
@@ -375,7 +375,7 @@ def strings(t):
     )
 
 
-@door
+@entry_point
 def keras_layers(t):
     keras.utils.set_random_seed(1)
     dense = keras.layers.Dense(2)
@@ -398,7 +398,7 @@ def keras_layers(t):
     )
 
 
-@door
+@entry_point
 def keras_operations(t):
     square = keras.ops.custom_gradient(lambda a: (a * a, lambda *args, upstream=None: upstream))
     return (
@@ -426,7 +426,7 @@ def small_model():
     return model
 
 
-@door
+@entry_point
 def keras_fit(t):
     model = small_model()
     history = model.fit(t.matrix, t.matrix[:, :1], epochs=2, batch_size=2, shuffle=False, verbose=0)
@@ -439,7 +439,7 @@ def keras_fit(t):
     )
 
 
-@door
+@entry_point
 def keras_fit_from_a_generator(t):
     def batches():
         while True:
@@ -451,7 +451,7 @@ def keras_fit_from_a_generator(t):
     ], model.get_weights()
 
 
-@door
+@entry_point
 def keras_fit_from_a_generator_of_sparse_batches(t):
     def batches():
         while True:
@@ -479,21 +479,21 @@ class Batches(keras.utils.PyDataset):
         return self.t.matrix * float(index), self.t.matrix[:, :1]
 
 
-@door
+@entry_point
 def keras_fit_from_workers(t):
     model = small_model()
     data = Batches(t, workers=2, max_queue_size=2)
     return model.fit(data, shuffle=False, epochs=1, verbose=0).history["loss"], model.get_weights()
 
 
-@door
+@entry_point
 def keras_fit_of_a_dataset(t):
     model = small_model()
     data = tf.data.Dataset.from_tensors((t.matrix, t.matrix[:, :1])).map(lambda a, b: (a * t.number, b)).repeat(2)
     return model.fit(data, epochs=1, shuffle=False, verbose=0).history["loss"], model.get_weights()
 
 
-@door
+@entry_point
 def keras_saving(t):
     model = small_model()
     model.set_weights([t.matrix[:, :1], t.floats[:1]])
@@ -502,7 +502,7 @@ def keras_saving(t):
     return keras.models.load_model(path).get_weights()
 
 
-@door
+@entry_point
 def saved_models(t):
     module = tf.Module()
     module.kept, module.v = t.number, tf.Variable(t.floats)

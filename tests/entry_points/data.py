@@ -4,13 +4,13 @@ import os
 
 import tensorflow as tf
 
-from tests.doors import door
+from tests.entry_points import entry_point
 
 FLOAT = tf.TensorSpec([], tf.float32)
 FLOATS = tf.TensorSpec([4], tf.float32)
 
 
-@door
+@entry_point
 def sources(t):
     made = (
         tf.data.Dataset.from_tensors((t.floats, {"n": t.two})),
@@ -24,7 +24,7 @@ def sources(t):
     return [list(each) for each in made]
 
 
-@door
+@entry_point
 def arguments(t):
     count = tf.cast(t.two, tf.int64)
     numbers = tf.data.Dataset.range(8)
@@ -43,7 +43,7 @@ def arguments(t):
     return [list(each) for each in made]
 
 
-@door
+@entry_point
 def captured_by_maps(t):
     numbers = tf.data.Dataset.range(3)
     made = (
@@ -56,7 +56,7 @@ def captured_by_maps(t):
     return [list(each) for each in made]
 
 
-@door
+@entry_point
 def reduced(t):
     numbers = tf.data.Dataset.range(3)
     return numbers.reduce(t.number, lambda s, n: s + t.number), numbers.apply(
@@ -64,7 +64,7 @@ def reduced(t):
     ).cardinality()
 
 
-@door
+@entry_point
 def mixed(t):
     ones, twos = tf.data.Dataset.from_tensors(t.number).repeat(2), tf.data.Dataset.from_tensors(t.floats[1]).repeat(2)
     chosen = tf.data.Dataset.choose_from_datasets([ones, twos], tf.data.Dataset.from_tensor_slices(t.pair))
@@ -72,7 +72,7 @@ def mixed(t):
     return list(chosen), list(sampled.take(2)), list(tf.data.Dataset.zip((ones, twos))), list(ones.concatenate(twos))
 
 
-@door
+@entry_point
 def generator_of_tensors(t):
     def items():
         yield from t.floats
@@ -80,7 +80,7 @@ def generator_of_tensors(t):
     return list(tf.data.Dataset.from_generator(items, output_signature=FLOAT))
 
 
-@door
+@entry_point
 def generator_of_one_tensor(t):
     def items():
         yield t.floats
@@ -89,7 +89,7 @@ def generator_of_one_tensor(t):
     return list(tf.data.Dataset.from_generator(items, output_signature=FLOATS))
 
 
-@door
+@entry_point
 def generator_of_structures(t):
     def items():
         for _ in range(2):
@@ -99,7 +99,7 @@ def generator_of_structures(t):
     return list(tf.data.Dataset.from_generator(items, output_signature=signature))
 
 
-@door
+@entry_point
 def generator_of_composites(t):
     def items():
         yield (
@@ -117,7 +117,7 @@ def generator_of_composites(t):
     return [(tf.sparse.to_dense(s), r.to_list()) for s, r in made]
 
 
-@door
+@entry_point
 def generator_by_types(t):
     def items():
         yield t.floats, t.two
@@ -125,7 +125,7 @@ def generator_by_types(t):
     return list(tf.data.Dataset.from_generator(items, (tf.float32, tf.int32), args=None))
 
 
-@door
+@entry_point
 def generator_with_arguments(t):
     def items(a, n):
         for _ in range(n):
@@ -134,7 +134,7 @@ def generator_with_arguments(t):
     return list(tf.data.Dataset.from_generator(items, args=(t.floats, t.two), output_signature=FLOATS))
 
 
-@door
+@entry_point
 def generator_behind_others(t):
     def items():
         for n in range(4):
@@ -146,7 +146,7 @@ def generator_behind_others(t):
     )
 
 
-@door
+@entry_point
 def py_functions_in_maps(t):
     numbers = tf.data.Dataset.range(3)
     made = (
@@ -158,7 +158,7 @@ def py_functions_in_maps(t):
     return [list(each) for each in made]
 
 
-@door
+@entry_point
 def iterators(t):
     iterator = iter(tf.data.Dataset.from_tensor_slices(t.floats))
     first = next(iterator), iterator.get_next(), iterator.get_next_as_optional().get_value()
@@ -166,7 +166,7 @@ def iterators(t):
     return first, optional.get_value(), tf.data.Dataset.from_tensors(t.floats).get_single_element()
 
 
-@door
+@entry_point
 def kept_on_disk(t):
     path = os.path.join(t.directory, "dataset")
     tf.data.Dataset.from_tensor_slices(t.floats).save(path)
@@ -175,7 +175,7 @@ def kept_on_disk(t):
     return loaded
 
 
-@door
+@entry_point
 def grouped(t):
     made = tf.data.Dataset.range(6).group_by_window(
         key_func=lambda n: n % tf.cast(t.two, tf.int64), reduce_func=lambda k, w: w.batch(3), window_size=3

@@ -1,6 +1,6 @@
-"""Doors: every way known by which a tensor gets from Python into TensorFlow's C++, NumPy or Python's own C code.
+"""Entry points: every way known by which a tensor gets from Python into TensorFlow's C++, NumPy or Python's own C code.
 
-`DOORS` has functions of a `Tensors`: each hands such tensors in, and returns what came out.
+`ENTRY_POINTS` has functions of a `Tensors`: each hands such tensors in, and returns what came out.
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-DOORS: dict[str, Callable[["Tensors"], Any]] = {}
+ENTRY_POINTS: dict[str, Callable[["Tensors"], Any]] = {}
 
 
 @dataclasses.dataclass
@@ -33,10 +33,10 @@ def tensors_of(x: Any, directory: str) -> Tensors:
     return Tensors(floats, tf.reshape(floats, [2, 2]), two, pair, x[0] > 0.0, floats[0], directory)
 
 
-def door(function: Callable[[Tensors], Any]) -> Callable[[Tensors], Any]:
-    """Lists a function among the doors."""
-    assert function.__name__ not in DOORS
-    DOORS[function.__name__] = function
+def entry_point(function: Callable[[Tensors], Any]) -> Callable[[Tensors], Any]:
+    """Lists a function among the entry points."""
+    assert function.__name__ not in ENTRY_POINTS
+    ENTRY_POINTS[function.__name__] = function
     return function
 
 
@@ -49,6 +49,6 @@ def refusal(function: Callable[[], Any]) -> Any:
 
 
 # Imported for what they list.
-from tests.doors import data, graphs, objects, python  # noqa: E402
+from tests.entry_points import data, graphs, objects, python  # noqa: E402
 
-__all__ = ["DOORS", "Tensors", "data", "graphs", "objects", "python", "refusal", "tensors_of"]
+__all__ = ["ENTRY_POINTS", "Tensors", "data", "graphs", "objects", "python", "refusal", "tensors_of"]

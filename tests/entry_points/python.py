@@ -17,49 +17,49 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import tensorflow as tf
 
-from tests.doors import door
+from tests.entry_points import entry_point
 
 
-@door
+@entry_point
 def py_function_result(t):
     return tf.py_function(lambda: t.floats, [], tf.float32)
 
 
-@door
+@entry_point
 def py_function_results(t):
     return tf.py_function(lambda: (t.floats, [t.two], t.pair), [], [tf.float32, tf.int32, tf.int64])
 
 
-@door
+@entry_point
 def py_function_listed(t):
     return tf.py_function(lambda: [t.number, t.number], [], [tf.float32, tf.float32])
 
 
-@door
+@entry_point
 def py_function_of_a_list(t):
     return tf.py_function(lambda: [[t.number, t.number * 2.0]], [], [tf.float32])
 
 
-@door
+@entry_point
 def py_function_arguments(t):
     return tf.py_function(lambda a, n: (a * 2.0, n), [t.floats, t.two], [tf.float32, tf.int32])
 
 
-@door
+@entry_point
 def py_function_ragged(t):
     spec = tf.RaggedTensorSpec([None, None], tf.float32, row_splits_dtype=tf.int64)
     splits = tf.concat([t.pair, [4]], 0)
     return tf.py_function(lambda: tf.RaggedTensor.from_row_splits(t.floats, splits), [], spec).to_list()
 
 
-@door
+@entry_point
 def py_function_sparse(t):
     sparse = tf.SparseTensor(t.pair[:, None], t.floats[:2], tf.constant([4], tf.int64))
     same = tf.py_function(lambda s: s, [sparse], tf.SparseTensorSpec([4], tf.float32))
     return tf.sparse.to_dense(same)
 
 
-@door
+@entry_point
 def py_function_under_a_tape(t):
     with tf.GradientTape() as tape:
         tape.watch(t.floats)
@@ -67,7 +67,7 @@ def py_function_under_a_tape(t):
     return y, tape.gradient(y, t.floats)
 
 
-@door
+@entry_point
 def py_function_returning_its_argument(t):
     with tf.GradientTape() as tape:
         tape.watch(t.floats)
@@ -75,12 +75,12 @@ def py_function_returning_its_argument(t):
     return y, tape.gradient(y, t.floats)
 
 
-@door
+@entry_point
 def py_function_in_a_graph(t):
     return tf.function(lambda: tf.py_function(lambda: t.floats, [], tf.float32))()
 
 
-@door
+@entry_point
 def py_function_gradient_in_a_graph(t):
     @tf.function
     def graph(a):
@@ -92,33 +92,33 @@ def py_function_gradient_in_a_graph(t):
     return graph(t.floats)
 
 
-@door
+@entry_point
 def numpy_function_result(t):
     return tf.numpy_function(lambda: t.floats, [], tf.float32)
 
 
-@door
+@entry_point
 def numpy_function_results(t):
     return tf.numpy_function(lambda a: [t.floats, a, t.two], [t.pair], [tf.float32, tf.int64, tf.int32])
 
 
-@door
+@entry_point
 def compat_py_func(t):
     return tf.compat.v1.py_func(lambda a: a * 2.0, [t.floats], tf.float32)
 
 
-@door
+@entry_point
 def python_functions_in_map_fn(t):
     return tf.map_fn(lambda a: tf.py_function(lambda: t.number, [], tf.float32) + a, t.floats)
 
 
-@door
+@entry_point
 def dlpack(t):
     capsule = tf.experimental.dlpack.to_dlpack(t.floats)
     return tf.experimental.dlpack.from_dlpack(capsule), np.from_dlpack(t.matrix).tolist(), t.floats.__dlpack_device__()
 
 
-@door
+@entry_point
 def numbers(t):
     return (
         int(t.two),
@@ -140,7 +140,7 @@ def numbers(t):
     )
 
 
-@door
+@entry_point
 def iterated(t):
     a, b = t.pair
     return (
@@ -154,7 +154,7 @@ def iterated(t):
     )
 
 
-@door
+@entry_point
 def buffers(t):
     return (
         memoryview(t.floats).tolist(),
@@ -166,7 +166,7 @@ def buffers(t):
     )
 
 
-@door
+@entry_point
 def numpy_of_tensors(t):
     return (
         np.asarray(t.floats),
@@ -188,7 +188,7 @@ def numpy_of_tensors(t):
     )
 
 
-@door
+@entry_point
 def numpy_beside_tensors(t):
     ones = np.ones(4, np.float32)
     target = np.zeros(4, np.float32)
@@ -197,26 +197,26 @@ def numpy_beside_tensors(t):
     return ones + t.floats, t.floats * ones, ones == t.floats, ones * t.number, target
 
 
-@door
+@entry_point
 def object_arrays(t):
     held = np.empty(2, object)
     held[0], held[1] = t.floats, t.two
     return held[0], tf.convert_to_tensor(held[0]), int(held[1])
 
 
-@door
+@entry_point
 def copies(t):
     deep = copy.deepcopy({"a": [t.floats], "b": t.floats})
     return copy.copy(t.floats), deep["a"][0] is deep["b"], deep["a"], type(deep["b"]).__name__
 
 
-@door
+@entry_point
 def pickles(t):
     again = pickle.loads(pickle.dumps([t.floats, t.two, {"a": t.matrix}], protocol=5))
     return again, [type(again[0]).__name__]
 
 
-@door
+@entry_point
 def queues(t):
     one, two = queue.Queue(), multiprocessing.SimpleQueue()
     one.put(t.floats)
@@ -226,7 +226,7 @@ def queues(t):
     return one.get(), two.get(), other.recv()
 
 
-@door
+@entry_point
 def feeder_threads(t):
     fed = multiprocessing.Queue()  # pickles on a thread of its own
     fed.put((t.floats, t.two))
@@ -236,19 +236,19 @@ def feeder_threads(t):
     return result
 
 
-@door
+@entry_point
 def weak_references(t):
     values = weakref.WeakValueDictionary(a=t.floats)
     return weakref.ref(t.floats)() is t.floats, values["a"] is t.floats, t.floats.ref().deref() is t.floats
 
 
-@door
+@entry_point
 def containers(t):
     by_reference = {t.floats.ref(): 1}
     return collections.deque([t.floats], maxlen=1)[0], by_reference[t.floats.ref()], random.Random(0).choice([t.two])
 
 
-@door
+@entry_point
 def pools(t):
     with ThreadPoolExecutor(2) as pool:
         doubled = list(pool.map(lambda a: a * 2.0, [t.floats, t.matrix]))
@@ -259,6 +259,6 @@ def pools(t):
         )
 
 
-@door
+@entry_point
 def texts(t):
     return repr(t.floats), str(t.two), f"{t.matrix}", tf.strings.format("{}", [t.floats]), tf.strings.as_string(t.pair)
