@@ -65,7 +65,7 @@ class Report:
         return {
             "format": FORMAT,
             "about": _about(events),
-            "functions": [_patiently(each, events) for each in _ranked(known.values())],
+            "functions": [_patiently(each, events) for each in _ranked(known.values(), events)],
             "timeline": _events(events),
         }
 
@@ -142,14 +142,15 @@ def _about(events: Timeline) -> dict[str, Any]:
     }
 
 
-def _ranked(controllers: Iterable[Controller]) -> list[Controller]:
-    """Returns those that have been called, longest total time first."""
+def _ranked(controllers: Iterable[Controller], events: Timeline) -> list[Controller]:
+    """Returns those that have been called, longest total time first; last those that were only called before."""
+    called = {id(each) for each in list(events.held.values())}
 
-    def taken(controller: Controller) -> float:
+    def rank(controller: Controller) -> tuple[bool, float]:
         now = controller.account.pace().now
-        return -(now or 0.0) * controller.ledger.counts["calls"]
+        return id(controller) not in called, -(now or 0.0) * controller.ledger.counts["calls"]
 
-    return sorted((each for each in controllers if each.ledger.counts["calls"]), key=taken)
+    return sorted((each for each in controllers if each.ledger.counts["calls"]), key=rank)
 
 
 def _patiently(controller: Controller, events: Timeline) -> dict[str, Any]:

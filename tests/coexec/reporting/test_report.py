@@ -156,6 +156,19 @@ def test_what_was_called_before_is_written_at_once(tmp_path):
     assert calls() == (six, events)
 
 
+def test_functions_called_meanwhile_come_first(tmp_path):
+    """One that was only called before, however long that took, is none that a page begins with."""
+    before = training(coexec.function(name=f"{tmp_path} before"))
+    for _ in range(30):
+        before(X, False)
+    meanwhile = training(coexec.function(name=f"{tmp_path} meanwhile"))
+    with coexec.report(str(tmp_path)):
+        meanwhile(X, False)
+    names = [each["name"] for each in json.loads((tmp_path / "report.json").read_text())["functions"]]
+    assert names[0] == f"{tmp_path} meanwhile"
+    assert f"{tmp_path} before" in names
+
+
 def test_functions_that_are_gone_are_shown_and_released_then(tmp_path):
     """A report at the end of a script has those of its `main`."""
     with coexec.report(tmp_path):
