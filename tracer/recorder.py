@@ -64,11 +64,15 @@ class Recorder:
             if not is_fault(error):
                 self._guarded(self._note_failed, at, "fast", op, attrs)
             raise
-        self._guarded(self._took, pair, at, "fast", op, name, args[:count], attrs, args, result)
+        try:  # spelled out: an error on the way into `_guarded` would have the operation run a second time
+            self._took(pair, at, "fast", op, name, args[:count], attrs, args, result)
+        except Exception as error:
+            if not self.fault(error):
+                raise
         return result
 
     def _guarded(self, note: Any, *about: Any) -> None:
-        """Records an operation that has run; passes errors in doing so to `fault`."""
+        """Records what may be done again if an error surfaces; passes errors in doing so to `fault`."""
         try:
             note(*about)
         except Exception as error:
@@ -91,10 +95,14 @@ class Recorder:
             if not is_fault(error):
                 self._guarded(self._note_failed, at, "execute", name, kept)
             raise
-        if name not in FINALIZERS and self.failed is None:
-            self._guarded(self._took, pair, at, "execute", name, None, tuple(inputs), kept, (), result)
-        else:
-            self._guarded(seeds.take, pair)
+        try:  # see `fast`
+            if name not in FINALIZERS and self.failed is None:
+                self._took(pair, at, "execute", name, None, tuple(inputs), kept, (), result)
+            else:
+                seeds.take(pair)
+        except Exception as error:
+            if not self.fault(error):
+                raise
         return result
 
     def constant(self, value: Any, dtype: Any) -> Any:
@@ -121,7 +129,11 @@ class Recorder:
     def aside(self, inputs: Any, run: Callable[[], Any]) -> Any:
         """Runs operations placed on a device of the program's choice, outside the trace."""
         result = intercept.without_handler(run)
-        self._guarded(self._note_aside, result)
+        try:  # see `fast`
+            self._note_aside(result)
+        except Exception as error:
+            if not self.fault(error):
+                raise
         return result
 
     def _note_aside(self, result: Any) -> None:
