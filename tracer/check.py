@@ -16,7 +16,7 @@ from tracer.errors import MalformedGraph
 from tracer.graph import CONST, LIST, Node, Step, TraceGraph, Variant, node_key
 from tracer.lazy import Output
 from tracer.op import Const, Signature, signature_of
-from tracer.spec import INTEGERS, Spec, intern_spec
+from tracer.spec import FOLDED, Spec, intern_spec
 
 
 def check(graph: TraceGraph) -> None:
@@ -162,7 +162,7 @@ def _check_folded(node: Node, n: int, output: Output) -> None:
     assert output.const is not None
     value = output.const.value
     _rule(isinstance(value, np.ndarray), node, f"the known value of output {n} is an array")
-    _rule(output.spec.enum in INTEGERS, node, f"output {n} is known, so it is an int32 or int64")
+    _rule(output.spec.enum in FOLDED, node, f"output {n} is known, so it is an int32, int64 or bool")
     same = as_dtype(value.dtype).as_datatype_enum == output.spec.enum and value.shape == output.spec.shape
     _rule(same, node, f"the known value of output {n} has the dtype and shape of its spec, {output.spec}")
 

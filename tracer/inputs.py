@@ -11,12 +11,16 @@ import tensorflow as tf
 from tracer.lazy import LazyTensor, new_lazy
 from tracer.op import Const, Signature, array_in, as_array, freeze
 from tracer.private import CompositeTensor, EagerTensor, constant_op, context, is_resource_variable, types_pb2
-from tracer.spec import INTEGERS, Spec, intern_spec
+from tracer.spec import FOLDED, INTEGERS, Spec, intern_spec
 
 PLAIN = (int, float, bool, complex, str, bytes, type(None), np.generic, np.ndarray)
 
 # Ops whose output shape depends on the values of inputs of any dtype.
 VALUE_SHAPED = frozenset({"Range", "LinSpace"})
+
+# Ops on conditions. Eager loops of TensorFlow's and Keras' (`tf.while_loop` over the time of an RNN) ask at each
+# iteration whether a counter has reached a shape, and whether another limit holds, too.
+LOGICAL = frozenset({"LogicalAnd", "LogicalOr", "LogicalNot"})
 
 # Ops whose output shape depends on data: an array of integers there is a batch, not a size.
 DATA_SHAPED = frozenset({
@@ -229,7 +233,7 @@ def python_spec(signature: Signature, i: int, args: tuple[Any, ...], value: Any)
 
 def part_of(const: Const | None, spec: Spec, op: str) -> Any:
     """Returns what an operation's outputs depend on of one input: the value of a shape-like constant, else its spec."""
-    if const is not None and (spec.enum in INTEGERS or op in VALUE_SHAPED):
+    if const is not None and (spec.enum in INTEGERS or op in VALUE_SHAPED or op in LOGICAL):
         return const
     return spec
 
@@ -273,7 +277,7 @@ def foldable(op: str, stateful: bool, parts: tuple[Any, ...], outputs: tuple[Spe
     """Returns whether the outputs follow from shapes and integer constants alone, and are small enough to keep."""
     if not outputs or (stateful and op not in SHAPE_OPS):
         return False
-    if any(o.enum not in INTEGERS or o.tensor_shape.num_elements() > MAX_CONSTANT // 8 for o in outputs):
+    if any(o.enum not in FOLDED or o.tensor_shape.num_elements() > MAX_CONSTANT // 8 for o in outputs):
         return False
     return op in SHAPE_OPS or (bool(parts) and all(_all_const(p) for p in parts))
 

@@ -21,6 +21,9 @@ STRING = types_pb2.DT_STRING
 # Dtypes of shapes, axes and indices, whose values decide the shapes of other tensors.
 INTEGERS = frozenset({types_pb2.DT_INT32, types_pb2.DT_INT64})
 
+# Dtypes of values that may be known beforehand: those, and what comparing them gives.
+FOLDED = INTEGERS | {types_pb2.DT_BOOL}
+
 
 class Spec:
     """The dtype and exact shape of a tensor; for a resource also those of its variable.

@@ -198,7 +198,7 @@ def a_known_value_that_is_a_number(graph):
     fold(graph.nodes[2], intern_spec(INT, ()), 3)
 
 
-@breaks("output 0 is known, so it is an int32 or int64")
+@breaks("output 0 is known, so it is an int32, int64 or bool")
 def a_known_value_that_is_a_float(graph):
     fold(graph.nodes[2], intern_spec(FLOAT, ()), np.array(3.0, np.float32))
 
