@@ -26,7 +26,7 @@ TRACER = [
     ["lazy"],
     ["inputs", "twin"],
     ["intercept", "effects"],
-    ["variables"],
+    ["gradients", "variables"],
     ["operators"],
     ["single_ops"],
     ["answers"],

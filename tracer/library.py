@@ -18,7 +18,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tracer import hooks
+from tracer import gradients, hooks
 from tracer.answers import answered
 from tracer.effects import registered, written
 from tracer.faults import absorbs, passes
@@ -97,6 +97,7 @@ def install() -> None:
                 _hooks.add(*_place_of(path), wrapper)
         # A write without `__setattr__`: it appends to a list.
         _hooks.add(keras.layers.Layer, "add_loss", _telling(keras.layers.Layer.add_loss))
+        gradients.install()
         _hooks.hold()
 
 

@@ -23,6 +23,8 @@ Relies on TensorFlow 2.21; `tests/tracer/test_private.py` pins what each part mu
 * `binary_assert`, `plain_assert`: what every value assertion of `tf.debugging` ends in: each tests the truth of one
   tensor, its local `condition`, and raises if it is false.
 * `gradient_code`: the code in which TensorFlow calls an operation's gradient function; its local `op_name` is the op.
+* `GradientRegistry`: the class of `ops.gradient_registry`, whose `lookup` that code calls; the gradient function of
+  `StridedSlice` passes on the values of its positions, and does nothing else with them.
 * `inject_argument_info`, `injecting_code`: the wrapper in which a layer runs its `call`, and which adds the call's
   arguments to an error; and its code, whose frame has the locals `fn`, `object_name`, `args` and `kwargs`.
 * `_EagerTensorCache.put`: the tensor cache of gradient functions.
@@ -91,13 +93,14 @@ from tracer import hooks
 
 EagerTensor = ops.EagerTensor
 gradient_code = backprop._gradient_function.__code__
+GradientRegistry = type(ops.gradient_registry)
 binary_assert = check_ops._binary_assert
 plain_assert = inspect.unwrap(control_flow_assert.Assert)
 injecting_code = next(c for c in inject_argument_info.__code__.co_consts if inspect.iscode(c))
 
 __all__ = [
-    "CompositeTensor", "EagerTensor", "FuncRegistry", "KerasNode", "KerasVariable", "ResourceVariable", "Trackable",
-    "UnreadVariable",
+    "CompositeTensor", "EagerTensor", "FuncRegistry", "GradientRegistry", "KerasNode", "KerasVariable",
+    "ResourceVariable", "Trackable", "UnreadVariable",
     "binary_assert", "compiler_ir_of", "config_pb2", "constant_op", "context", "core", "cpp_shape_inference_pb2",
     "func_graph", "function_pb2", "functions_of_dataset", "gen_resource_variable_ops", "global_state", "gradient_code",
     "handle_data_util", "inject_argument_info", "injecting_code", "is_op_determinism_enabled", "is_resource_variable",

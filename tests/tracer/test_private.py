@@ -19,6 +19,7 @@ from tracer.lazy import LazyTensor
 from tracer.private import (
     CompositeTensor,
     EagerTensor,
+    GradientRegistry,
     KerasVariable,
     ResourceVariable,
     Trackable,
@@ -742,6 +743,33 @@ def test_gradient_functions_are_called_from_one_place():
     finally:
         pywrap_tfe.TFE_Py_FastPathExecute = fast
     assert "Cos" in {name.decode() if isinstance(name, bytes) else name for name in names}
+
+
+def test_the_gradient_of_a_slice_passes_on_its_positions():
+    """By `lookup`, TensorFlow finds a function that issues one operation on what the slice was given."""
+    with tf.GradientTape() as tape:
+        tape.watch(X)
+        y = X[:1]
+    asked, given = [], []
+    lookup, fast = GradientRegistry.lookup, pywrap_tfe.TFE_Py_FastPathExecute
+
+    def find(self, name):
+        asked.append(name)
+        return lookup(self, name)
+
+    def look(*args):
+        given.append(args)
+        return fast(*args)
+
+    GradientRegistry.lookup, pywrap_tfe.TFE_Py_FastPathExecute = find, look
+    try:
+        tape.gradient(y, X)
+    finally:
+        GradientRegistry.lookup, pywrap_tfe.TFE_Py_FastPathExecute = lookup, fast
+    assert "StridedSlice" in {name.decode() if isinstance(name, bytes) else name for name in asked}
+    ((_, _, _, shape, begin, end, strides, _, *attrs),) = [args for args in given if args[1] == "StridedSliceGrad"]
+    assert [np.asarray(v).tolist() for v in (shape, begin, end, strides)] == [list(X.shape), [0], [1], [1]]
+    assert attrs[::2] == ["begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask"]
 
 
 def test_gradient_functions_keep_tensors():
