@@ -26,7 +26,7 @@ TRACER = [
     ["lazy"],
     ["inputs", "twin"],
     ["intercept", "effects"],
-    ["gradients", "variables"],
+    ["gradients", "structures", "variables"],
     ["operators"],
     ["single_ops"],
     ["answers"],

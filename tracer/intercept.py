@@ -540,8 +540,9 @@ def _py_function_hook(self: Any, token: Any, device: Any, args: Any) -> Any:
 _hooks = hooks.HookSet(
     __name__,
     "entry points of the eager runtime in `pywrap_tfe`; `constant_op.convert_to_eager_tensor`, "
-    "`context.internal_operation_seed`, `context._EagerTensorCache.put`, `script_ops.FuncRegistry.__call__`",
-    "the thread's handler answers operations, and lazy tensors are replaced by their values",
+    "`context.internal_operation_seed`, `context._EagerTensorCache.put`, `script_ops.FuncRegistry.__call__`; "
+    "TensorFlow's helpers for structures, modules and types (`structures`)",
+    "the thread's handler answers operations, lazy tensors are replaced by their values, and helpers take less time",
     hooks.CALL,
 )
 for _module, _name, _, _hook in _HOOKS:
@@ -551,6 +552,7 @@ _hooks.add(FuncRegistry, "__call__", _py_function_hook)
 
 # The last release restores TensorFlow's own functions.
 hold, release, targets = _hooks.hold, _hooks.release, _hooks.targets
+add_hook = _hooks.add  # of another module, for the same time
 
 
 def installed() -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tracer import gradients, hooks
+from tracer import gradients, hooks, structures
 from tracer.answers import answered
 from tracer.effects import registered, written
 from tracer.faults import absorbs, passes
@@ -95,6 +95,7 @@ def install() -> None:
             _name(wrapper, paths[0])
             for path in paths:
                 _hooks.add(*_place_of(path), wrapper)
+        structures.install()
         # A write without `__setattr__`: it appends to a list.
         _hooks.add(keras.layers.Layer, "add_loss", _telling(keras.layers.Layer.add_loss))
         gradients.install()

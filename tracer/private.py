@@ -47,6 +47,8 @@ Relies on TensorFlow 2.21; `tests/tracer/test_private.py` pins what each part mu
 * `KerasVariable`: the class whose operators call functions of `keras_numpy` on its `_value`, a `tf.Variable`, which its
   `assign` writes; all check `global_state` for an `autocast_scope` and a `stateless_scope`.
 * `DatasetV2._functions`, `_inputs`: the functions that a dataset runs, and its input datasets.
+* `nest`, `nest_util`, `tf_module`, `tensor_util`: helpers that look each other up as module attributes on each use;
+  `tensor_util.tf_type_classes`, of which the last is a protocol of methods, as `nest_util.CustomNestProtocol` is.
 * `FuncRegistry`: kernels of `py_function` and `numpy_function` call its single instance with a token, a device and
   arguments; the result must be eager tensors or arrays, by exact type.
 """
@@ -80,14 +82,19 @@ from tensorflow.python.framework import (
     op_def_library,
     op_def_registry,
     ops,
+    tensor_util,
 )
 from tensorflow.python.framework.composite_tensor import CompositeTensor
 from tensorflow.python.framework.config import is_op_determinism_enabled
+from tensorflow.python.module import module as tf_module
 from tensorflow.python.ops import check_ops, control_flow_assert, gen_resource_variable_ops, handle_data_util
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable, is_resource_variable, variable_accessed
 from tensorflow.python.ops.resource_variable_ops import _UnreadVariable as UnreadVariable
 from tensorflow.python.ops.script_ops import FuncRegistry
 from tensorflow.python.trackable.base import Trackable
+from tensorflow.python.util import nest, nest_util
+from tensorflow.python.util._pywrap_utils import IsNested as is_nested
+from tensorflow.python.util._pywrap_utils import IsNestedOrComposite as is_nested_or_composite
 
 from tracer import hooks
 
@@ -99,14 +106,14 @@ plain_assert = inspect.unwrap(control_flow_assert.Assert)
 injecting_code = next(c for c in inject_argument_info.__code__.co_consts if inspect.iscode(c))
 
 __all__ = [
-    "CompositeTensor", "EagerTensor", "FuncRegistry", "GradientRegistry", "KerasNode", "KerasVariable",
-    "ResourceVariable", "Trackable", "UnreadVariable",
-    "binary_assert", "compiler_ir_of", "config_pb2", "constant_op", "context", "core", "cpp_shape_inference_pb2",
-    "func_graph", "function_pb2", "functions_of_dataset", "gen_resource_variable_ops", "global_state", "gradient_code",
-    "handle_data_util", "inject_argument_info", "injecting_code", "is_op_determinism_enabled", "is_resource_variable",
-    "keras_config", "keras_losses", "keras_numpy", "keras_tracking", "node_def_pb2", "op_def_library",
-    "op_def_registry", "ops", "plain_assert", "pywrap_tf_session", "pywrap_tfe", "quiet", "record", "tensor_shape_pb2",
-    "types_pb2", "variable_accessed",
+    "CompositeTensor", "EagerTensor", "FuncRegistry", "GradientRegistry", "KerasNode", "KerasVariable", "ResourceVariable",
+    "Trackable", "UnreadVariable", "binary_assert", "compiler_ir_of", "config_pb2", "constant_op", "context", "core",
+    "cpp_shape_inference_pb2", "func_graph", "function_pb2", "functions_of_dataset", "gen_resource_variable_ops",
+    "global_state", "gradient_code", "handle_data_util", "inject_argument_info", "injecting_code", "is_nested",
+    "is_nested_or_composite", "is_op_determinism_enabled", "is_resource_variable", "keras_config", "keras_losses",
+    "keras_numpy", "keras_tracking", "nest", "nest_util", "node_def_pb2", "op_def_library", "op_def_registry", "ops",
+    "plain_assert", "pywrap_tf_session", "pywrap_tfe", "quiet", "record", "tensor_shape_pb2", "tensor_util",
+    "tf_module", "types_pb2", "variable_accessed",
 ]  # fmt: skip
 
 _ABSEIL = "_ZN4absl12lts_2025081411MinLogLevelEv", "_ZN4absl12lts_2025081414SetMinLogLevelENS0_18LogSeverityAtLeastE"

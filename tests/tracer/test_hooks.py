@@ -382,6 +382,8 @@ def code_of(value):
         value = value.__func__
     elif type(value) is property:
         value = value.fget
+    elif "__instancecheck__" in vars(type(value)):  # stands for a class
+        value = type(value).__instancecheck__
     return value.__code__ if type(value) is types.FunctionType else None
 
 

@@ -38,11 +38,15 @@ from tracer.private import (
     global_state,
     gradient_code,
     handle_data_util,
+    is_nested,
+    is_nested_or_composite,
     is_op_determinism_enabled,
     is_resource_variable,
     keras_config,
     keras_losses,
     keras_numpy,
+    nest,
+    nest_util,
     node_def_pb2,
     op_def_library,
     op_def_registry,
@@ -51,6 +55,8 @@ from tracer.private import (
     pywrap_tfe,
     record,
     tensor_shape_pb2,
+    tensor_util,
+    tf_module,
     types_pb2,
     variable_accessed,
 )
@@ -1039,3 +1045,35 @@ def test_what_writing_to_a_variable_returns():
     assert again.dtype == lazy.dtype
     assert again.shape == lazy.shape
     assert repr(again) == repr(lazy)
+
+
+def test_helpers_for_structures():
+    assert inspect.signature(nest.flatten_with_tuple_paths).parameters.keys() == {"structure", "expand_composites"}
+    for name, names in (
+        ("_tf_core_map_structure", ["func", "structure", "kwargs"]),
+        ("_tf_core_map_structure_with_tuple_paths_up_to", ["shallow_tree", "func", "inputs", "kwargs"]),
+        ("_tf_core_pack_sequence_as", ["structure", "flat_sequence", "expand_composites", "sequence_fn"]),
+    ):
+        assert list(inspect.signature(getattr(nest_util, name)).parameters) == names
+    walk = ["module", "recursive", "predicate", "attribute_traversal_key", "attributes_to_ignore", "with_path",
+            "expand_composites", "module_path", "seen", "recursion_stack"]  # fmt: skip
+    assert list(inspect.signature(tf_module._flatten_module).parameters) == walk
+    assert is_nested([1])
+    assert not is_nested(tf.RaggedTensor.from_row_splits([1], [0, 1]))
+    assert is_nested_or_composite(tf.RaggedTensor.from_row_splits([1], [0, 1]))
+
+
+def test_helpers_are_looked_up_where_they_are_replaced():
+    for function, names in (
+        (nest_util.map_structure, {"_tf_core_map_structure"}),
+        (nest_util.map_structure_up_to, {"_tf_core_map_structure_with_tuple_paths_up_to"}),
+        (nest_util.sequence_like, {"CustomNestProtocol"}),
+        (tensor_util.is_tf_type, {"tf_type_classes"}),
+        (tf.Module._flatten, {"_flatten_module"}),
+    ):
+        assert names <= set(function.__code__.co_names)
+    assert tf.is_tensor is tensor_util.is_tf_type
+    assert all(type(kind) is type for kind in tensor_util.tf_type_classes[:-1])
+    for protocol in (tensor_util.tf_type_classes[-1], nest_util.CustomNestProtocol):
+        assert protocol._is_runtime_protocol
+        assert all(callable(getattr(protocol, name)) for name in vars(protocol) if name.startswith(("is_", "__tf_")))
