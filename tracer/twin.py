@@ -127,8 +127,10 @@ def _compile(code: CodeType, namespace: dict[str, Any], redirect: Redirect) -> C
     )
     # Copied, as `function_of` caches the tree.
     body = [_CallRewriter().visit(statement) for statement in copy.deepcopy(node.body)]
+    # Code begins at its first decorator, and its table of lines counts from there; this one is never called.
+    decorators: list[ast.expr] = [_at(ast.Constant(None), first) for first in node.decorator_list[:1]]
     inner = ast.FunctionDef(
-        name=node.name, args=without_defaults, body=body, decorator_list=[], returns=None, type_comment=None
+        name=node.name, args=without_defaults, body=body, decorator_list=decorators, returns=None, type_comment=None
     )
     _at(inner, node)
     names = code.co_freevars
@@ -148,6 +150,8 @@ def _compile(code: CodeType, namespace: dict[str, Any], redirect: Redirect) -> C
     around = next(each for each in module.co_consts if isinstance(each, CodeType))
     made = next(each for each in around.co_consts if isinstance(each, CodeType) and each.co_name == code.co_name)
     if set(made.co_freevars) != set(code.co_freevars) or made.co_varnames[: _arguments(code)] != _names(code):
+        return None
+    if made.co_firstlineno != code.co_firstlineno:
         return None
     return _with_redirect(made, code, redirect)
 
@@ -189,5 +193,4 @@ def _with_redirect(made: CodeType, code: CodeType, redirect: Redirect) -> CodeTy
             qualname = each.co_qualname.replace("around.<locals>." + code.co_name, code.co_qualname, 1)
         return each.replace(co_consts=consts, co_qualname=qualname) if qualname else each.replace(co_consts=consts)
 
-    filled_in = filled(made, getattr(code, "co_qualname", None))
-    return filled_in.replace(co_firstlineno=code.co_firstlineno)
+    return filled(made, getattr(code, "co_qualname", None))
