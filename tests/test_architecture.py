@@ -18,7 +18,8 @@ PACKAGES = ("coexec", "tracer")
 TRACER = [
     ["hooks"],
     ["private"],
-    ["buffer", "errors", "handler", "index", "managers", "memory", "old_generation", "naming", "spec", "value_stack"],
+    ["buffer", "errors", "handler", "index", "managers", "memory", "old_generation", "naming", "random_states", "spec",
+     "value_stack"],
     ["guards", "faults"],
     ["seeds"],
     ["location"],

@@ -13,7 +13,6 @@ import importlib.util
 import inspect
 import operator
 import os
-import random
 import sys
 import sysconfig
 import types
@@ -26,7 +25,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tracer import hooks
+from tracer import hooks, random_states
 from tracer.faults import absorbs, passes
 from tracer.location import is_user
 from tracer.op import array_in, same
@@ -184,7 +183,7 @@ class Effects:
         if self._before is None:
             self.reason = f"it can reach more than {MAX_OBJECTS} objects"
         else:
-            self._random, self._generator = _random_states(), generator()
+            self._random, self._generator = random_states.states(), generator()
             self._newest = ops.uid()
             self._collecting = gc.isenabled()
             gc.disable()  # finalizers and callbacks are not part of the call
@@ -284,7 +283,7 @@ class Effects:
         if generator() is not self._generator:
             self.reason = "it sets TensorFlow's seed"
             return
-        if _random_states() != self._random:
+        if random_states.states() != self._random:
             self.reason = "it draws from the random numbers of Python or NumPy"
             return
         for (holder, held), (_, held_now) in zip(self._namespaces, _namespaces(), strict=False):
@@ -317,9 +316,9 @@ class _Averted:
     def __exit__(self, *_: object) -> None:
         # May also run for lookups and finalizers after observation has ended.
         if self._effects._watching:
-            sys.setprofile(self._effects._profile)
             if self._effects._proof is not None:
                 self._effects._proof.resume()
+            sys.setprofile(self._effects._profile)  # last: what comes after it is seen
 
 
 def _describe(holder: Any, names: Any, values: Any, names_now: Any, values_now: Any) -> str:
@@ -329,11 +328,6 @@ def _describe(holder: Any, names: Any, values: Any, names_now: Any, values_now: 
     before, after = dict(zip(names, values, strict=True)), dict(zip(names_now, values_now, strict=True))
     changed = [n for n in {**before, **after} if n not in before or n not in after or before[n] is not after[n]]
     return f"{', '.join(map(str, changed))} of a {kind}"
-
-
-def _random_states() -> Any:
-    numpy = np.random.get_state(legacy=False)["state"]
-    return random.getstate(), {k: v.tobytes() if isinstance(v, np.ndarray) else v for k, v in numpy.items()}
 
 
 _METHODS = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)

@@ -101,8 +101,12 @@ class Tapes:
 
     def accessed(self, variable: Any) -> None:
         """Notes that a variable was read or written, so that tapes may watch it."""
-        if self.variables is not None and not any(known is variable for known in self.variables):
-            self.variables.append(variable)
+        if self.variables is None:
+            return
+        for known in self.variables:  # not a generator: while a call is observed, each of its items is an event
+            if known is variable:
+                return
+        self.variables.append(variable)
 
     def reads(self, variables: list[Any]) -> None:
         """Reports to the active tapes that variables are read, each once."""

@@ -26,9 +26,9 @@ class Unwatched:
 
     def __init__(self, handler: Handler, call: CallState, averted: Callable[[], AbstractContextManager[Any]]) -> None:
         self.call = call
-        self._handler, self._averted = handler, averted
+        self._handler, self._averted = handler, averted()  # one for all: making one is seen, too
         self.device, self.tapes = handler.device, handler.tapes
-        self.constant, self.library, self.aside = handler.constant, handler.library, handler.aside
+        self.library, self.aside = handler.library, handler.aside
         self.fault = handler.fault
 
     @property
@@ -45,24 +45,31 @@ class Unwatched:
         """Handles an operation issued by a generated wrapper."""
         if not _is_plain(args):
             return self._handler.fast(op, name, args)
-        with self._averted():
+        with self._averted:
             return self._handler.fast(op, name, args)
 
     def expected(self, op: str, args: tuple[Any, ...]) -> Any:
         """Handles an operation if it is the one expected next."""
         if not _is_plain(args):
             return self._handler.expected(op, args)
-        with self._averted():
+        with self._averted:
             return self._handler.expected(op, args)
 
     def execute(self, device: Any, op: Any, inputs: Any, attrs: Any, outputs: int, cancel: Any) -> Any:
         """Handles an operation or function issued by name."""
-        with self._averted():
+        with self._averted:
             return self._handler.execute(device, op, inputs, attrs, outputs, cancel)
+
+    def constant(self, value: Any, dtype: Any) -> Any:
+        """Makes a tensor of a Python value."""
+        if type(value) not in _PLAIN:
+            return self._handler.constant(value, dtype)
+        with self._averted:
+            return self._handler.constant(value, dtype)
 
     def index(self, index: tuple[tuple[int, ...], ...]) -> list[Any] | None:
         """Returns tensors for the parts of an index."""
-        with self._averted():
+        with self._averted:
             return self._handler.index(index)
 
 
