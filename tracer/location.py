@@ -62,6 +62,9 @@ _offsets: dict[int, tuple[CodeType, dict[int, int]]] = {}
 # The only library code that counts as a guard: Keras adds to an error which layer it came from.
 _naming: set[int] = set()
 _entries: set[int] = set()
+_skipped: set[int] = set()  # ids of library code that is neither of these: most frames of a walk, so asked for first
+# What is around the instruction of a suspended generator: managers written as one are asked at each operation.
+_suspended: dict[tuple[int, int], tuple[bool | Guard, CodeType]] = {}
 MAX_CACHED = 20_000
 
 
@@ -74,6 +77,7 @@ def add_library(directory: str) -> None:
 def mark_entry(code: CodeType) -> None:
     """Makes the walk stop at frames of `code`: its callers are not part of a location."""
     _entries.add(id(code))
+    _skipped.discard(id(code))
     _codes[id(code)] = (code, False)
 
 
@@ -92,6 +96,8 @@ def _forget() -> None:
     _codes.clear()
     _frames.clear()
     _naming.clear()
+    _skipped.clear()
+    _suspended.clear()
     _codes.update(kept)
 
 
@@ -106,6 +112,8 @@ def is_user(code: CodeType) -> bool:
         found = _codes[id(code)] = (code, user)
         if code.co_name == "error_handler" and name.endswith(os.path.join("src", "utils", "traceback_utils.py")):
             _naming.add(id(code))
+        elif not user:
+            _skipped.add(id(code))
     return found[1]
 
 
@@ -138,8 +146,12 @@ def _walk(frame: Any, judging: bool) -> tuple[list[Frame], bool, bool, bool]:
     """Returns the user frames from here outwards, and, if `judging`, whether an error is named, passed, caught."""
     stack = []
     named = passed = caught = False
+    skipped = _skipped
     while frame is not None:
         code = frame.f_code
+        if id(code) in skipped:
+            frame = frame.f_back
+            continue
         found = _codes.get(id(code))
         if found[1] if found is not None else is_user(code):
             key = (id(code), frame.f_lasti)
@@ -179,7 +191,13 @@ def _lets_pass(frame: Any, guard: bool | Guard) -> bool:
 def _generator_lets_pass(frame: Any) -> bool:
     """Returns whether a suspended generator lets errors pass that are raised at its `yield`."""
     code = frame.f_code
-    return _lets_pass(frame, guard_of(code, frame.f_lasti, frame.f_globals, trusted=not is_user(code)))
+    key = id(code), frame.f_lasti
+    known = _suspended.get(key)
+    if known is None:
+        if len(_suspended) > MAX_CACHED:
+            _suspended.clear()
+        known = _suspended[key] = guard_of(code, frame.f_lasti, frame.f_globals, trusted=not is_user(code)), code
+    return _lets_pass(frame, known[0])
 
 
 def place_of() -> str:

@@ -68,6 +68,9 @@ _interned: weakref.WeakValueDictionary[Any, Spec] = weakref.WeakValueDictionary(
 # Recently used specs: a lookup in a dictionary of weak references takes 7 us, and recording an operation makes three.
 _recent: dict[Any, Spec] = {}
 MAX_RECENT = 4096
+# Specs of resources whose variable is known, by the handle's `_id`, which TensorFlow never reuses: what a handle says
+# of its variable is a protocol message, which takes 6 us to read, several times for each variable in a recorded call.
+_handles: dict[int, Spec] = {}
 
 
 def intern_spec(enum: int, shape: tuple[int, ...], handle: Any = None) -> Spec:
@@ -99,5 +102,13 @@ def describe_handle(tensor: Any) -> tuple[tuple[int, tuple[int, ...] | None], ..
 def spec_of(tensor: Any) -> Spec:
     """Returns the spec of an eager or lazy tensor."""
     enum = tensor._datatype_enum()
-    handle = describe_handle(tensor) if enum in (RESOURCE, VARIANT) else None
-    return intern_spec(enum, tensor._shape_tuple(), handle)
+    if enum != RESOURCE:
+        return intern_spec(enum, tensor._shape_tuple(), describe_handle(tensor) if enum == VARIANT else None)
+    spec = _handles.get(tensor._id)
+    if spec is None:
+        spec = intern_spec(enum, tensor._shape_tuple(), describe_handle(tensor))
+        if spec.handle is not None:  # it is told only after the operation that makes the handle
+            if len(_handles) >= MAX_RECENT:
+                _handles.clear()
+            _handles[tensor._id] = spec
+    return spec
