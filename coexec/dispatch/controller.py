@@ -351,7 +351,8 @@ class Controller:
                 if invests:
                     self.account.invested(counted)
                 elif following.trial is None or following.trial.on_device:
-                    self._consider(following, counted, self._most(following, known, compiled))
+                    compiled = compiled and not following.cursor.adopted and following.recorder is None
+                    self._consider(following, counted, self._most(following, known, compiled), compiled)
 
     def _consider_watching(self, following: Follower, seconds: float, known: bool) -> None:
         """Has calls of helpers learnt where that is due and pays."""
@@ -405,9 +406,10 @@ class Controller:
             return math.inf if before else tuning.following_new_path
         return tuning.following_patience if known and not compiled else tuning.following_compiled
 
-    def _consider(self, following: Follower, seconds: float, most: float) -> None:
+    def _consider(self, following: Follower, seconds: float, most: float, compiled: bool) -> None:
         """Backs off if following does not pay; strict functions are always followed."""
-        if not self.options.strict and self.account.followed(seconds, _is_routine(following, seconds), most):
+        routine = _is_routine(following, seconds)
+        if not self.options.strict and self.account.followed(seconds, routine, most, compiled):
             text = "following took longer than plain calls, so some run plainly"
             self.ledger.cause(Kind.BACKOFF, text, self.name)
 

@@ -69,14 +69,21 @@ class Profitability:
             if self._plain:
                 self._balance = min(self._balance, max(self._balance + self._per_call - seconds, 0.0))
 
-    def followed(self, seconds: float, clean: bool, most: float = math.inf) -> bool:
+    def followed(self, seconds: float, clean: bool, most: float = math.inf, compiled: bool = False) -> bool:
         """Notes a followed call; returns whether this starts a backoff.
 
-        `clean`: whether it was a steady-state call; `most`: the largest loss to charge, in imperative calls' times.
+        `clean`: whether it was a steady-state call; `most`: the largest loss to charge, in imperative calls' times;
+        `compiled`: whether all that was new in it is what it has compiled, or validated.
         """
         with self._lock:
-            self._doubt = min(max(self._doubt + (-1 if clean else 2), 0), 2 * tuning.doubt_before_timing)
             last, self._last = self._last, seconds
+            # Neither is a reason to doubt: what is compiled is known by then, and calls that get ever faster will soon
+            # have nothing left to learn. Else most functions would be timed in their fourth call, for nothing: by then
+            # they have just been compiled, and the next call is fast.
+            if not clean and not compiled and not 0.0 < seconds <= tuning.following_progress * last:
+                self._doubt = min(self._doubt + 2, 2 * tuning.doubt_before_timing)
+            elif clean:
+                self._doubt = max(self._doubt - 1, 0)
             if not self._plain:
                 if self._doubt >= tuning.doubt_before_timing:
                     self.paused = 1

@@ -4,6 +4,7 @@ import collections
 import functools
 import itertools
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -193,3 +194,31 @@ def test_operations_issued_by_builtins(function):
         np.testing.assert_array_equal(fn(X + float(n)).numpy(), function(X + float(n)).numpy())
     assert (fn.stats().recorded, fn.stats().diverged) == (1, 0)
     assert fn.stats().followed == 23
+
+
+@pytest.mark.clocked
+def test_a_step_that_settles_is_never_run_plainly():
+    """Calls that observe, compile and then get fast raise no doubt: none of the first ones is spent on timing."""
+
+    def build():
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((8,)), *(keras.layers.Dense(8, activation="relu") for _ in range(6))])
+        optimizer = keras.optimizers.Adam(1e-3)
+        optimizer.build(model.trainable_variables)
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(model(x, training=True) - 1.0))
+            optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+            return float(loss)
+
+        return step
+
+    data = tf.random.stateless_normal([4, 8], [1, 2])
+    plain, fn = build(), coexec.function(build())
+    for _ in range(8):
+        np.testing.assert_allclose(fn(data), plain(data), rtol=1e-4)
+    stats = fn.stats()
+    assert (stats.recorded, stats.followed, stats.imperative) == (1, 7, 0)
+    assert stats.launches >= 6
+    assert stats.regions

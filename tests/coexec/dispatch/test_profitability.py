@@ -88,6 +88,26 @@ def test_compiling_leads_to_no_pause():
     assert account.pause == 0
 
 
+def test_nothing_is_timed_where_calls_have_just_been_compiled():
+    """A function that is compiled in its second followed call, and fast from the third on, is always followed."""
+    account = Profitability()
+    account.followed(5.0, clean=False)
+    account.followed(4.0, clean=False, compiled=True)
+    account.followed(0.4, clean=False)
+    assert all(spend(account, 100, 0.1, clean=True))
+
+
+def test_nothing_is_timed_while_calls_get_faster():
+    """Each call that took clearly less than the one before raises no doubt; two that did not, do."""
+    account = Profitability()
+    for number in range(20):
+        assert account.admit()
+        account.followed(10.0 * 0.7**number, clean=False)
+    last = 10.0 * 0.7**19
+    found = spend(account, 10, last)
+    assert found.index(False) == 1
+
+
 def test_learning_goes_on_where_known_calls_are_fast():
     """Calls on ways that take turns, of which some are known, and fast: the others are learnt before any pause."""
     account = Profitability()
