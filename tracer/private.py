@@ -106,8 +106,9 @@ plain_assert = inspect.unwrap(control_flow_assert.Assert)
 injecting_code = next(c for c in inject_argument_info.__code__.co_consts if inspect.iscode(c))
 
 __all__ = [
-    "CompositeTensor", "EagerTensor", "FuncRegistry", "GradientRegistry", "KerasNode", "KerasVariable", "ResourceVariable",
-    "Trackable", "UnreadVariable", "binary_assert", "compiler_ir_of", "config_pb2", "constant_op", "context", "core",
+    "CompositeTensor", "EagerTensor", "FuncRegistry", "GradientRegistry", "KerasNode", "KerasVariable",
+    "ResourceVariable", "Trackable", "UnreadVariable",
+    "binary_assert", "compiler_ir_of", "config_pb2", "constant_op", "context", "core",
     "cpp_shape_inference_pb2", "func_graph", "function_pb2", "functions_of_dataset", "gen_resource_variable_ops",
     "global_state", "gradient_code", "handle_data_util", "inject_argument_info", "injecting_code", "is_nested",
     "is_nested_or_composite", "is_op_determinism_enabled", "is_resource_variable", "keras_config", "keras_losses",
