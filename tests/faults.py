@@ -41,6 +41,7 @@ EXEMPT = {
         "tracer.keras_variables:_writing.writing", "coexec.api:",
         "coexec.dispatch.controller:Controller.call", "coexec.dispatch.controller:Controller.__init__",
         "coexec.base.modes:",
+        "tracer.gradients:", "tracer.structures:",
         "tracer.seeds:noting_operation_seed", "tracer.buffer:", "tracer.effects:_hook.__setattr__",
         "tracer.effects:Effects._profile", "tracer.effects:written", "tracer.effects:Effects.averted",
         "tracer.effects:_Averted.", "coexec.dispatch.padding:", "coexec.base.options:",

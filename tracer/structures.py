@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType
 from typing import Any
 
-from tracer.faults import passes
+from tracer.faults import absorbs, passes
 from tracer.hooks import installing
 from tracer.intercept import add_hook, current_handler
 from tracer.private import (
@@ -45,6 +45,16 @@ _LEAVES = frozenset({int, float, bool, str, bytes, complex, type(None), Function
 _SEQUENCES = frozenset({list, tuple})
 
 
+def _is_handled() -> bool:
+    """Returns whether a handler answers this thread's operations."""
+    try:
+        return current_handler() is not None
+    except Exception as error:
+        if not absorbs(error):
+            raise
+    return False
+
+
 class Protocol:
     """Stands for a protocol of methods in `isinstance`, or for classes that end in one: has the same instances."""
 
@@ -58,7 +68,7 @@ class Protocol:
         protocol = self._protocol
         if isinstance(value, self._classes):
             return True
-        if current_handler() is None:
+        if not _is_handled():
             return isinstance(value, protocol)
         kind = value.__class__
         if issubclass(kind, protocol):
@@ -74,7 +84,7 @@ class Protocol:
 @passes
 def flatten_with_tuple_paths(structure: Any, expand_composites: bool = False) -> list[tuple[tuple[Any, ...], Any]]:
     """Returns the leaves of a structure, each with its path, like `nest.flatten_with_tuple_paths`."""
-    if current_handler() is None:
+    if not _is_handled():
         return _flatten_with_paths(structure, expand_composites)  # type: ignore[no-any-return]
     nests = is_nested_or_composite if expand_composites else is_nested
     if not nests(structure):
@@ -87,7 +97,7 @@ def flatten_with_tuple_paths(structure: Any, expand_composites: bool = False) ->
 @passes
 def map_structure(func: Any, *structure: Any, **kwargs: Any) -> Any:
     """Applies a function to the leaves of structures, like `tf.nest.map_structure`."""
-    if not kwargs and callable(func) and current_handler() is not None:
+    if not kwargs and callable(func) and _is_handled():
         if len(structure) == 1:
             (only,) = structure
             if not is_nested(only):
@@ -106,7 +116,7 @@ def map_structure(func: Any, *structure: Any, **kwargs: Any) -> Any:
 @passes
 def map_structure_up_to(shallow_tree: Any, func: Any, *inputs: Any, **kwargs: Any) -> Any:
     """Applies a function to what is at the leaves of a shallower structure, and to their paths."""
-    if inputs and not kwargs and current_handler() is not None and not is_nested(shallow_tree):
+    if inputs and not kwargs and _is_handled() and not is_nested(shallow_tree):
         return func((), *inputs)
     return _map_up_to(shallow_tree, func, *inputs, **kwargs)
 
@@ -114,7 +124,7 @@ def map_structure_up_to(shallow_tree: Any, func: Any, *inputs: Any, **kwargs: An
 @passes
 def flatten_module(*args: Any, **kwargs: Any) -> Iterator[Any]:
     """Yields what a module and those in it hold, in the order, and at the time, that `tf.Module._flatten` does."""
-    return (_flatten_module if current_handler() is None else walk_module)(*args, **kwargs)
+    return (_flatten_module if not _is_handled() else walk_module)(*args, **kwargs)
 
 
 @passes
