@@ -76,7 +76,8 @@ class LazyTensor(ops._EagerTensorBase):
 
     @passes
     def __bool__(self) -> bool:
-        if self._value is None and self._out.const is None:
+        # A loop whose end is known may still be shorter as one on the device.
+        if self._value is None and (self._out.const is None or getattr(self._run, "control", None) is not None):
             try:
                 return bool(self._run.decide(self, sys._getframe(1)))
             except Exception as error:
