@@ -33,6 +33,7 @@ EXEMPT = {
         "tracer.intercept:_execute_cancelable_hook", "tracer.intercept:_constant_hook",
         "tracer.intercept:_record_gradient_hook", "tracer.intercept:_notifying_before.hook",
         "tracer.intercept:_notifying_after.hook", "tracer.intercept:_unwrapping.hook", "tracer.intercept:_shape_slice",
+        "tracer.intercept:_offering.hook",
         "tracer.intercept:_put_hook", "tracer.library:_wrap.wrapper", "tracer.library:_telling.write",
         "tracer.answers:_answering.asking", "tracer.operators:_answered.answered",
         "tracer.operators:_multiplied.multiplied", "tracer.operators:_indexed.indexed",
