@@ -19,8 +19,8 @@ PLAIN = (int, float, bool, complex, str, bytes, type(None), np.generic, np.ndarr
 VALUE_SHAPED = frozenset({"Range", "LinSpace"})
 
 # Ops on conditions. Eager loops of TensorFlow's and Keras' (`tf.while_loop` over the time of an RNN) ask at each
-# iteration whether a counter has reached a shape, and whether another limit holds, too.
-LOGICAL = frozenset({"LogicalAnd", "LogicalOr", "LogicalNot"})
+# iteration whether a counter has reached a shape, and whether another limit holds, too; `tf.linspace` chooses an axis.
+LOGICAL = frozenset({"LogicalAnd", "LogicalOr", "LogicalNot", "Select", "SelectV2"})
 
 # Ops whose output shape depends on data: an array of integers there is a batch, not a size.
 DATA_SHAPED = frozenset({

@@ -45,6 +45,8 @@ LOOPS = {
     "foldl": lambda x: tf.foldl(lambda a, row: a * row, x),
     "not": lambda x: x if tf.logical_not(tf.equal(tf.rank(x), 2)) else -x,
     "or": lambda x: x if tf.logical_or(tf.size(x) > 9, tf.shape(x)[0] == 2) else -x,
+    "linspace": lambda x: tf.linspace(0.0, 1.0, 3) * x,
+    "chosen": lambda x: x[: tf.where(tf.shape(x)[1] > 2, 1, tf.rank(x))],
     "as data": lambda x: tf.where(tf.range(3) > 1, x, tf.cast(tf.shape(x) < 3, tf.float32)[:, None]),
 }
 
@@ -118,6 +120,8 @@ def test_conditions_that_change(late):
         "bool": lambda i: tf.logical_and(i < late, True),
         "bools": lambda i: tf.logical_or([i < late, i >= late], [False, i % 2 == 0]),
         "numpy bool": lambda i: tf.logical_not(np.bool_(i < late)),
+        "chosen": lambda i: tf.where([True, i < late], tf.constant([1, 2]), [3, 4]) > 2,
+        "chosen floats": lambda i: tf.where(i < late, 1.0, tf.zeros([2])) > 0.5,
         "shape": lambda i: tf.shape(tf.zeros([2 + (i >= late)]))[0] > 2,
         "chain": lambda i: tf.logical_not(tf.logical_and(tf.less(i, late), tf.equal(i // late, 0))),
     }
