@@ -64,8 +64,8 @@ EXEMPT = {
     "made for another use, while modules are imported": (
         "coexec.training", "coexec.__main__", "coexec.cli", "coexec.testing:",
     ),
-    "restores what a `with` displaced, in one assignment that nothing but an interrupt can keep from being made": (
-        "tracer.intercept:handling.__exit__",
+    "restores what a `with` displaced, in assignments that nothing but an interrupt can keep from being made": (
+        "tracer.intercept:handling.__exit__", "tracer.stage:Stage.__exit__",
     ),
     "runs the program's own code and nothing else": (
         "coexec.dispatch.controller:run", "coexec.dispatch.controller:Attempt.",

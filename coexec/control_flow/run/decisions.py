@@ -245,13 +245,14 @@ class Decisions:
         if turns.vjp is not None:
             turns.record()
         after = turns.after(variables)
+        # Before anything of the program's is set: if this fails, Python runs the loop from where it is.
+        self.ledger.count(decisions_on_device=turns.count)
+        self._compare_times(site, (time.perf_counter() - began) / turns.count)
         most = turns.hand_over(variables)
         set_locals(frame, after)
         if 2 * most > site.rows and site.rows < tuning.max_device_turns:
             site.rows *= 2
             site.staged.remove(staged)
-        self.ledger.count(decisions_on_device=turns.count)
-        self._compare_times(site, (time.perf_counter() - began) / turns.count)
         answer = turns.goes_on is not decision.negated
         return self._moves.lead(frame, site, True) if answer and decision.compares_on else answer
 
