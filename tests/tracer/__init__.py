@@ -1,9 +1,13 @@
 """Trace graphs of small functions, as the decorator builds them: what the tracer's tests look at."""
 
+import contextlib
+from collections.abc import Iterator
+
 import keras
 import tensorflow as tf
 
 import coexec
+from tracer import intercept
 
 
 def straight_line():
@@ -179,3 +183,16 @@ def graph_of(make):
     for arguments in calls:
         function(*arguments)
     return function.trace_graph
+
+
+@contextlib.contextmanager
+def unhooked() -> Iterator[None]:
+    """TensorFlow without the hooks of followed calls, whoever holds them: a lazy tensor of an earlier test, say."""
+    held = intercept.holders()
+    for _ in range(held):
+        intercept.release()
+    try:
+        yield
+    finally:
+        for _ in range(held):
+            intercept.hold()

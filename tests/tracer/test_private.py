@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.tracer import unhooked
 from tracer import private
 from tracer.lazy import LazyTensor
 from tracer.private import (
@@ -1048,32 +1049,35 @@ def test_what_writing_to_a_variable_returns():
 
 
 def test_helpers_for_structures():
-    assert inspect.signature(nest.flatten_with_tuple_paths).parameters.keys() == {"structure", "expand_composites"}
-    for name, names in (
-        ("_tf_core_map_structure", ["func", "structure", "kwargs"]),
-        ("_tf_core_map_structure_with_tuple_paths_up_to", ["shallow_tree", "func", "inputs", "kwargs"]),
-        ("_tf_core_pack_sequence_as", ["structure", "flat_sequence", "expand_composites", "sequence_fn"]),
-    ):
-        assert list(inspect.signature(getattr(nest_util, name)).parameters) == names
-    walk = ["module", "recursive", "predicate", "attribute_traversal_key", "attributes_to_ignore", "with_path",
-            "expand_composites", "module_path", "seen", "recursion_stack"]  # fmt: skip
-    assert list(inspect.signature(tf_module._flatten_module).parameters) == walk
-    assert is_nested([1])
-    assert not is_nested(tf.RaggedTensor.from_row_splits([1], [0, 1]))
-    assert is_nested_or_composite(tf.RaggedTensor.from_row_splits([1], [0, 1]))
+    with unhooked():
+        assert inspect.signature(nest.flatten_with_tuple_paths).parameters.keys() == {"structure", "expand_composites"}
+        for name, names in (
+            ("_tf_core_map_structure", ["func", "structure", "kwargs"]),
+            ("_tf_core_map_structure_with_tuple_paths_up_to", ["shallow_tree", "func", "inputs", "kwargs"]),
+            ("_tf_core_pack_sequence_as", ["structure", "flat_sequence", "expand_composites", "sequence_fn"]),
+        ):
+            assert list(inspect.signature(getattr(nest_util, name)).parameters) == names
+        walk = ["module", "recursive", "predicate", "attribute_traversal_key", "attributes_to_ignore", "with_path",
+                "expand_composites", "module_path", "seen", "recursion_stack"]  # fmt: skip
+        assert list(inspect.signature(tf_module._flatten_module).parameters) == walk
+        assert is_nested([1])
+        assert not is_nested(tf.RaggedTensor.from_row_splits([1], [0, 1]))
+        assert is_nested_or_composite(tf.RaggedTensor.from_row_splits([1], [0, 1]))
 
 
 def test_helpers_are_looked_up_where_they_are_replaced():
-    for function, names in (
-        (nest_util.map_structure, {"_tf_core_map_structure"}),
-        (nest_util.map_structure_up_to, {"_tf_core_map_structure_with_tuple_paths_up_to"}),
-        (nest_util.sequence_like, {"CustomNestProtocol"}),
-        (tensor_util.is_tf_type, {"tf_type_classes"}),
-        (tf.Module._flatten, {"_flatten_module"}),
-    ):
-        assert names <= set(function.__code__.co_names)
-    assert tf.is_tensor is tensor_util.is_tf_type
-    assert all(type(kind) is type for kind in tensor_util.tf_type_classes[:-1])
-    for protocol in (tensor_util.tf_type_classes[-1], nest_util.CustomNestProtocol):
-        assert protocol._is_runtime_protocol
-        assert all(callable(getattr(protocol, name)) for name in vars(protocol) if name.startswith(("is_", "__tf_")))
+    with unhooked():
+        for function, names in (
+            (nest_util.map_structure, {"_tf_core_map_structure"}),
+            (nest_util.map_structure_up_to, {"_tf_core_map_structure_with_tuple_paths_up_to"}),
+            (nest_util.sequence_like, {"CustomNestProtocol"}),
+            (tensor_util.is_tf_type, {"tf_type_classes"}),
+            (tf.Module._flatten, {"_flatten_module"}),
+        ):
+            assert names <= set(function.__code__.co_names)
+        assert tf.is_tensor is tensor_util.is_tf_type
+        assert all(type(kind) is type for kind in tensor_util.tf_type_classes[:-1])
+        for protocol in (tensor_util.tf_type_classes[-1], nest_util.CustomNestProtocol):
+            assert protocol._is_runtime_protocol
+            named = [name for name in vars(protocol) if name.startswith(("is_", "__tf_"))]
+            assert all(callable(getattr(protocol, name)) for name in named)

@@ -11,6 +11,7 @@ from tensorflow.python.types.core import Tensor as core_types
 from tensorflow.python.types.internal import NativeObject as internal
 
 import coexec
+from tests.tracer import unhooked
 from tracer import intercept, structures
 from tracer.private import nest, nest_util, tensor_util, tf_module
 from tracer.recorder import Recorder
@@ -120,10 +121,10 @@ def replaced():
 
 structures.install()
 ORIGINALS = {
-    "paths": nest.flatten_with_tuple_paths,
-    "map": nest_util._tf_core_map_structure,
-    "up to": nest_util._tf_core_map_structure_with_tuple_paths_up_to,
-    "module": tf_module._flatten_module,
+    "paths": structures._flatten_with_paths,
+    "map": structures._map_structure,
+    "up to": structures._map_up_to,
+    "module": structures._flatten_module,
 }
 REPLACEMENTS = {
     "paths": structures.flatten_with_tuple_paths,
@@ -145,10 +146,9 @@ def test_the_functions_are_replaced_while_calls_are_followed(replaced):
     assert nest_util._tf_core_map_structure is REPLACEMENTS["map"]
     assert nest_util._tf_core_map_structure_with_tuple_paths_up_to is REPLACEMENTS["up to"]
     assert tf_module._flatten_module is REPLACEMENTS["module"]
-    intercept.release()
-    assert nest.flatten_with_tuple_paths is ORIGINALS["paths"]
-    assert tensor_util.tf_type_classes[-1] is tensor_util.IsTensorLike
-    intercept.hold()
+    with unhooked():
+        assert nest.flatten_with_tuple_paths is ORIGINALS["paths"]
+        assert tensor_util.tf_type_classes[-1] is tensor_util.IsTensorLike
 
 
 @pytest.mark.parametrize("expands", [False, True])

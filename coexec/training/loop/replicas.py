@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from tracer import hooks
+from tracer.faults import passes
 from tracer.private import keras_losses
 
 _CLIPS = ("clipnorm", "global_clipnorm", "clipvalue")
@@ -39,6 +40,7 @@ class unscaled:
 
 
 def _unless_whole(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @passes
     @functools.wraps(function)
     def scale(value: Any) -> Any:
         return value if _thread.whole else function(value)
