@@ -112,6 +112,8 @@ def _tensor(signature: Signature, i: int, args: tuple[Any, ...], value: Any) -> 
     default = _default_enum(signature, signature.definition.input_arg[i].type_attr) if enum is None else None
     if default is None:
         return tf.convert_to_tensor(value, dtype=enum)
+    if is_uneven(value):
+        raise Unsupported("a list mixes bools with numbers, or has integers beyond 32 bits")
     packed = has_tensors(value)
     if not packed:
         with contextlib.suppress(TypeError, ValueError):
@@ -120,6 +122,30 @@ def _tensor(signature: Signature, i: int, args: tuple[Any, ...], value: Any) -> 
     if default in INTEGERS:
         packed = tensor.dtype == tf.bool or (packed and not _has_floats(value))
     return tf.cast(tensor, default) if packed else tensor
+
+
+def is_uneven(value: Any) -> bool:
+    """Returns whether a list mixes bools with numbers, or has integers beyond 32 bits.
+
+    Converted to the dtype that TensorFlow prefers, bools would count as numbers, and integers would be cut;
+    TensorFlow's Python refuses the former, and chooses another dtype for the latter.
+    """
+    if type(value) is not list and type(value) is not tuple:
+        return False
+    bools = numbers = False
+    for item in value:
+        kind = type(item)
+        if kind is int:
+            if not -(1 << 31) <= item < 1 << 31:
+                return True
+            numbers = True
+        elif kind is float:
+            numbers = True
+        elif kind is bool:
+            bools = True
+        elif is_uneven(item):
+            return True
+    return bools and numbers
 
 
 def _is_settled(value: Any) -> bool:
@@ -142,6 +168,8 @@ def input_enum(signature: Signature, i: int, args: tuple[Any, ...], value: Any) 
     default = _default_enum(signature, attr)
     if default is None:
         return natural
+    if is_uneven(value):
+        raise Unsupported("a list mixes bools with numbers, or has integers beyond 32 bits")
     if natural != default and isinstance(value, (np.ndarray, np.generic)) and _gives(signature, attr):
         return None  # either dtype is possible; only the result shows which
     return default if _is_integer(value) else natural

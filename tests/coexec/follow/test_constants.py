@@ -142,3 +142,19 @@ def test_indices_inside_of_a_traced_function():
     fn = coexec.function(step)
     for i in range(4):
         np.testing.assert_array_equal(fn(i).numpy(), step(i).numpy())
+
+
+@pytest.mark.parametrize("usual", [[1, 6], (6, 2)])
+def test_lists_that_tensorflow_converts_otherwise(usual):
+    """Bools among numbers are refused, and integers beyond 32 bits kept, also where others were given before."""
+    values = fed([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [6.0, 5.0, 4.0, 3.0, 2.0, 1.0]])
+    operations = [
+        lambda v: tf.reshape(values, v), lambda v: tf.reduce_sum(values, v), lambda v: tf.tile(values, v),
+        lambda v: tf.gather(values, v, axis=1), lambda v: tf.pad(values, [v, [1, 1]]),
+        lambda v: tf.concat([[1, 2], v], 0), lambda v: tf.equal([1, 6], v),
+    ]  # fmt: skip
+    others = [[True, 6], [1, True], [[True, 2]], [2**40, 1], [2**31, 1], [1.0, 12], [6, 2], (1, 0)]
+    calls = [(v,) for v in [usual] * 4 + others + [usual] + others]
+    for operation in operations:
+        fn = run_both(lambda function, operation=operation: function(lambda v: operation(v) * 1), calls)
+        assert fn.stats().followed > 2
