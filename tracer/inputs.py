@@ -112,8 +112,7 @@ def _tensor(signature: Signature, i: int, args: tuple[Any, ...], value: Any) -> 
     default = _default_enum(signature, signature.definition.input_arg[i].type_attr) if enum is None else None
     if default is None:
         return tf.convert_to_tensor(value, dtype=enum)
-    if is_uneven(value):
-        raise Unsupported("a list mixes bools with numbers, or has integers beyond 32 bits")
+    _refuse_uneven(value)
     packed = has_tensors(value)
     if not packed:
         with contextlib.suppress(TypeError, ValueError):
@@ -124,12 +123,17 @@ def _tensor(signature: Signature, i: int, args: tuple[Any, ...], value: Any) -> 
     return tf.cast(tensor, default) if packed else tensor
 
 
-def is_uneven(value: Any) -> bool:
-    """Returns whether a list mixes bools with numbers, or has integers beyond 32 bits.
+def _refuse_uneven(value: Any) -> None:
+    """Raises `Unsupported` for a list that mixes bools with numbers, or has integers beyond 32 bits.
 
     Converted to the dtype that TensorFlow prefers, bools would count as numbers, and integers would be cut;
     TensorFlow's Python refuses the former, and chooses another dtype for the latter.
     """
+    if _is_uneven(value):
+        raise Unsupported("a list mixes bools with numbers, or has integers beyond 32 bits")
+
+
+def _is_uneven(value: Any) -> bool:
     if type(value) is not list and type(value) is not tuple:
         return False
     bools = numbers = False
@@ -143,7 +147,7 @@ def is_uneven(value: Any) -> bool:
             numbers = True
         elif kind is bool:
             bools = True
-        elif is_uneven(item):
+        elif _is_uneven(item):
             return True
     return bools and numbers
 
@@ -168,8 +172,7 @@ def input_enum(signature: Signature, i: int, args: tuple[Any, ...], value: Any) 
     default = _default_enum(signature, attr)
     if default is None:
         return natural
-    if is_uneven(value):
-        raise Unsupported("a list mixes bools with numbers, or has integers beyond 32 bits")
+    _refuse_uneven(value)
     if natural != default and isinstance(value, (np.ndarray, np.generic)) and _gives(signature, attr):
         return None  # either dtype is possible; only the result shows which
     return default if _is_integer(value) else natural

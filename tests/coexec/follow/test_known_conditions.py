@@ -105,7 +105,7 @@ def test_other_lengths():
         return function(lambda n: layer(tf.reshape(tf.range(2.0 * n * 3.0) / 10.0, [2, n, 3])))
 
     fn = run_both(program, [(n,) for n in lengths])
-    assert fn.stats().decisions == 0
+    assert (fn.stats().decisions, fn.stats().followed > 2) == (0, True), fn.explain()
 
 
 @pytest.mark.parametrize("late", [3, 6])

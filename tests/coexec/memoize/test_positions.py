@@ -140,4 +140,5 @@ def test_errors_are_eagers():
 
         return function(step)
 
-    run_both(program, [(i,) for i in (0, 1, 2, 3, 9, 4, -5, -6, 1, 0)])
+    fn = run_both(program, [(i,) for i in (0, 1, 2, 3, 9, 4, -5, -6, 1, 0)])
+    assert fn.stats().followed > 2, fn.explain()
