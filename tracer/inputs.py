@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tracer.lazy import LazyTensor, new_lazy
 from tracer.op import Const, Signature, array_in, as_array, freeze
-from tracer.private import CompositeTensor, EagerTensor, constant_op, context, is_resource_variable, types_pb2
+from tracer.private import CompositeTensor, EagerTensor, constant_op, context, core, is_resource_variable, types_pb2
 from tracer.spec import FOLDED, INTEGERS, Spec, intern_spec
 
 PLAIN = (int, float, bool, complex, str, bytes, type(None), np.generic, np.ndarray)
@@ -59,11 +59,16 @@ def settle(signature: Signature, args: tuple[Any, ...]) -> tuple[Any, ...]:
             if not is_list:
                 made = value if _is_settled(value) else _tensor(signature, i, tuple(settled or args), value)
             elif isinstance(value, (list, tuple)) and not all(_is_settled(v) for v in value):
-                made = [v if _is_settled(v) else _tensor(signature, i, args, v) for v in value]
+                made = _tensors(signature, i, args, value)
             else:
                 continue
-        except (TypeError, ValueError, Unsupported):
-            continue  # TensorFlow reports the error
+        except Unsupported:
+            continue
+        except (TypeError, ValueError) as error:
+            if not is_list:
+                continue  # TensorFlow reports the error
+            # Each item has a dtype of its own, which could be taken for that of the operation.
+            raise core._FallbackException("inputs that cannot be converted") from error
         if made is not value:
             settled = settled or list(args)
             settled[i] = made
@@ -121,6 +126,23 @@ def _tensor(signature: Signature, i: int, args: tuple[Any, ...], value: Any) -> 
     if default in INTEGERS:
         packed = tensor.dtype == tf.bool or (packed and not _has_floats(value))
     return tf.cast(tensor, default) if packed else tensor
+
+
+def _tensors(signature: Signature, i: int, args: tuple[Any, ...], values: Any) -> list[Any]:
+    """Converts variables and lists in a list of inputs; the first item decides a dtype that no tensor fixes."""
+    shared = signature.definition.input_arg[i].type_attr
+    enum = _said_enum(signature, i, args) if shared else None
+    made = []
+    for value in values:
+        if _is_settled(value):
+            made.append(value)
+        elif enum is None or is_resource_variable(value):
+            made.append(_tensor(signature, i, args, value))
+        else:
+            made.append(tf.convert_to_tensor(value, dtype=enum))
+        if shared and enum is None:
+            enum = made[-1]._datatype_enum() if isinstance(made[-1], tf.Tensor) else natural_enum(made[-1])
+    return made
 
 
 def _refuse_uneven(value: Any) -> None:
