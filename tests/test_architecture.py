@@ -25,6 +25,7 @@ TRACER = [
     ["location"],
     ["op", "literals", "source"],
     ["lazy"],
+    ["host_ops"],
     ["inputs", "twin"],
     ["intercept", "effects"],
     ["gradients", "structures", "variables"],
@@ -35,7 +36,7 @@ TRACER = [
     ["nodedef"],
     ["graph", "rebuild"],
     ["trace", "constants", "derive", "block"],
-    ["keras_variables", "merge", "recorder", "wiring", "syntax", "stage"],
+    ["keras_variables", "merge", "recorder", "wiring", "syntax", "stage", "shape_sources"],
     ["cursor", "forms", "functions"],
     ["show", "check"],
 ]

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracer import seeds
-from tracer.derive import derive
-from tracer.graph import CONST, LIST, Node, Step, TraceGraph
+from tracer.derive import derive, folded
+from tracer.graph import CONST, DECIDES, LIST, Node, Step, TraceGraph
 from tracer.index import Index
-from tracer.inputs import NATURAL, Unsupported, has_tensors, python_spec
+from tracer.inputs import NATURAL, Unsupported, has_tensors, python_spec, shape_like
 from tracer.intercept import make_constant
 from tracer.lazy import LazyTensor
 from tracer.location import Location, call_stack, user_frames
@@ -73,7 +73,8 @@ class Cursor:
         self.handles: set[int] = set()  # ids of feeds that are resources: an alias needs its own wiring
         self.numbers: set[int] = set()  # ids of feeds made from Python values
         self.ended: list[Step] = []  # the last step of each finished segment
-        self.made: set[int] = set()  # ids of eager tensors computed by this call
+        self.made: dict[int, Node | None] = {}  # eager tensors computed by this call, by id: what made them
+        self.decided: dict[int, Const] = {}  # the values of those that decide shapes
         self._counts: Counter[Any] | None = None
         self._counted: list[Step] = []  # per segment, the step up to which `_counts` is complete
         self.adopted = 0  # operations that no known step matched
@@ -125,7 +126,7 @@ class Cursor:
         if step.op != op or step.fast is not (attrs is None) or (step.checked and step.frames != user_frames()):
             return False
         if step.host:
-            return True
+            return step.node.host != DECIDES or not self._is_decided(op, inputs)  # type: ignore[union-attr]
         if attrs is None:
             attrs = inputs[step.arity :]
         pair = None
@@ -217,8 +218,30 @@ class Cursor:
         return True
 
     def constant_of(self, tensor: Any) -> Const | None:
-        """Returns the value of an eager tensor from outside this call that may be used as a shape, else None."""
-        return None if tensor._id in self.made else self.graph.constant_of(tensor)
+        """Returns the value of an eager tensor that may be used as a shape, else None.
+
+        It comes from outside this call, or decides shapes.
+        """
+        number = tensor._id
+        return self.decided.get(number) if number in self.made else self.graph.constant_of(tensor)
+
+    def _is_decided(self, op: str, inputs: tuple[Any, ...]) -> bool:
+        """Returns whether an operation's inputs are constants, or tensors of this call that decide shapes."""
+        signature = signature_of(op)
+        assert signature is not None
+        given = inputs[: len(signature.inputs)]
+        values = [v for value in given for v in (value if isinstance(value, (list, tuple)) else (value,))]
+        return all(
+            v._out.const is not None if type(v) is LazyTensor else type(v) is not EagerTensor or v._id in self.decided
+            for v in values
+        )
+
+    def decide(self, tensors: list[Any]) -> None:
+        """Has the values of tensors that the call has just made count as shapes."""
+        for tensor in tensors:
+            value = shape_like(tensor)
+            if value is not None:
+                self.decided[tensor._id] = value
 
     def _match_lists(self, step: Step, inputs: tuple[Any, ...]) -> bool:
         base = self.base
@@ -260,6 +283,7 @@ class Cursor:
         self._index = Index([])
         self.externals, self.handles, self.numbers = [], set(), set()
         self.made.clear()
+        self.decided.clear()
         self._counts = None
 
     # Slow path.
@@ -315,7 +339,7 @@ class Cursor:
         if node is None:
             self._mismatch("new operation", location, self._expected(), f"{op}{list(attrs) or ''}")
             return None
-        if node.host is not None:
+        if node.host is not None and not (node.host == DECIDES and self._is_decided(op, inputs)):
             return self._move(Step(here, op, node, None, (), {}, {}, ()), node)
         if signature is None:
             self._mismatch("new operation", location, self._expected(), op)
@@ -324,7 +348,9 @@ class Cursor:
         try:
             parts = wiring.build(inputs)
             variant = node.variants.get(parts)
-            if variant is None:
+            if node.host is not None:
+                variant = variant if variant is not None and variant.folded else folded(node, parts)
+            elif variant is None:
                 variant = derive(node, parts, wiring.outside)
                 if variant is not None:
                     wiring = Wiring(self, node, op, signature, args)
@@ -332,7 +358,7 @@ class Cursor:
         except (Unsupported, TypeError, ValueError, OverflowError) as error:
             self._mismatch("unsupported input", location, "a tensor or a number", str(error))
             return None
-        if node.host is not None:
+        if node.host is not None and variant is None:
             step = Step(here, op, node, None, (), {}, {}, ())
             if wiring.keep_shaping(here):  # a segment may contain it from the next call on; now it runs as a host op
                 node.host = None

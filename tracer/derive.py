@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tracer import intercept
-from tracer.graph import Node, Variant, refusal
+from tracer.graph import DECIDES_AT_LENGTH, VALUE_SHAPED, Node, Variant, refusal
 from tracer.inputs import SHAPE_OPS, foldable
 from tracer.lazy import Output
 from tracer.op import Const, array_in, signature_of
@@ -42,7 +42,7 @@ def derive(node: Node, parts: tuple[Any, ...], outside: dict[Any, Spec]) -> Vari
     variant = folded_variant(node, parts) or inferred_variant(node, parts)
     if variant is None:
         if infer_outputs(node.op, node.entry, node.attrs, parts) is not None:
-            node.host = "the shape of its result depends on values"
+            node.host = VALUE_SHAPED
         return None
     return _kept(node, variant)
 
@@ -135,6 +135,16 @@ def _template(node: Node, count: int) -> Any:
     if signature is not None and count and not any(signature.output_lists):
         return -1 if count == 1 else list(range(count))
     return ()
+
+
+def folded(node: Node, parts: tuple[Any, ...]) -> Variant | None:
+    """Returns the variant of a deciding node that is given constants alone; None if it must run, now and later."""
+    variant = folded_variant(node, parts) if len(node.variants) < MAX_VALUES else None
+    if variant is not None:
+        node.variants[variant.key] = variant
+    else:
+        node.host = DECIDES_AT_LENGTH
+    return variant
 
 
 def _given(const: Const) -> Any:

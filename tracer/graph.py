@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tracer import seeds
+from tracer.host_ops import is_apart
 from tracer.inputs import shape_like
 from tracer.lazy import Output
 from tracer.location import FREE, Location
@@ -31,6 +32,13 @@ MAX_HANDLES = 4096
 
 # An operation that has been seen with more attribute values than this at one location is a host op from then on.
 MAX_ATTRIBUTES = 32
+
+
+VALUE_SHAPED = "the shape of its result depends on values"  # why an operation runs on its own
+# Why an operation runs on its own whose value decides shapes (`shape_sources`); folded on constants alone.
+DECIDES = "its value decides shapes"
+RISKY = "its failure could be caught, and it needs nothing that is pending"
+DECIDES_AT_LENGTH = "its value decides shapes, and is too large to be kept"
 
 
 class Variant:
@@ -54,8 +62,8 @@ class Node:
     """One operation at one location of the user's program."""
 
     __slots__ = (
-        "after", "attrs", "constants", "entry", "fed", "guarded", "head", "host", "inputs", "location", "name",
-        "number", "op", "predecessors", "shaping", "successors", "variants",
+        "after", "attrs", "constants", "decides", "entry", "fed", "guarded", "head", "host", "inputs", "location",
+        "name", "number", "op", "predecessors", "shaping", "successors", "variants", "waits",
     )  # fmt: skip
 
     def __init__(self, number: int, op: str, entry: str, attrs: tuple[Any, ...], location: Location) -> None:
@@ -73,6 +81,8 @@ class Node:
         self.inputs: list[set[str]] = []  # source of each input, for display only
         self.fed: set[Any] = set()  # constants that changed between calls, and have been fed since
         self.shaping: set[Any] = set()  # inputs that were fed until a later shape turned out to depend on them
+        self.decides = False  # whether its values are constants, as other shapes depend on them (`shape_sources`)
+        self.waits = 0  # how often it has run on its own behind what was pending, up to a limit (`shape_sources`)
         self.constants: dict[Any, Const] = {}  # first values of those that may be fed, by input or (input, item)
         self.after: Step | None = None
         self.head: Node = self  # the first node of this operation at this call stack
@@ -158,8 +168,8 @@ class Step(Carried):
         self.fast = node is not None and node.entry == "fast"  # `execute` returns its results in another structure
         self.attrs = node.attrs if node is not None and op is not None else ()
         self.exact = _needs_exact_attrs(self.attrs)
-        self.host = node is not None and op is not None and node.host is not None
-        self.early = self.host and op in seeds.DRAWING  # a host op that needs no cut if its inputs are known
+        self.host = node is not None and op is not None and node.host is not None and variant is None
+        self.early = self.host and is_apart(op or "")  # a host op that needs no cut if its inputs are known
         # Whether it draws random numbers from fed seeds, and how many such draws the segment has up to here.
         self.seeded = op is not None and not self.host and seeds.are_fed(op, self.attrs)
         self.draws: int = (parent.draws if parent is not None else 0) + self.seeded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracer.graph import Node, TraceGraph, Variant, is_variable_op, refusal
+from tracer.graph import VALUE_SHAPED, Node, TraceGraph, Variant, is_variable_op, refusal
 from tracer.lazy import Output
 from tracer.op import Const, OpCall, freeze, signature_of
 from tracer.rebuild import RESERVED, infer_outputs
@@ -87,7 +87,7 @@ def add_variant(node: Node, call: OpCall) -> None:
         reserved = RESERVED.get(call.op, ())
         pairs = [pair for n, pair in enumerate(zip(specs, call.outputs, strict=True)) if n not in reserved]
         if any(a is None or a.shape != b.shape for a, b in pairs):
-            node.host = "the shape of its result depends on values"
+            node.host = VALUE_SHAPED
             return
     outputs = tuple(Output(s, v, node) for s, v in zip(call.outputs, call.values, strict=True))
     node.variants[call.parts] = Variant(call.parts, outputs, call.template)

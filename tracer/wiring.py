@@ -77,16 +77,28 @@ class Wiring:
             ahead -= mine
             node = step.node
             if mine and node is not None and all(out.spec.enum in INTEGERS for out in step.outputs):
-                if node.fed:
+                numbers = {path for path in node.fed if self._is_number(step, path)}
+                if numbers:
                     found = True
-                    node.shaping |= node.fed
-                    node.fed = set()
+                    node.shaping |= numbers
+                    node.fed = node.fed - numbers
                     step.parent.next = [s for s in step.parent.next if s.node is not node]
                     step.parent.hot = None
                 ahead.update(slot for slot in step.slots if slot >= 0)
                 ahead.update(slot for listed, _ in step.lists.values() for slot in listed if slot >= 0)
             step = step.parent
         return found
+
+    def _is_number(self, step: Step, path: Any) -> bool:
+        """Whether what is fed there was made from a Python value, or is one number.
+
+        A batch of integers is neither: as a constant, it would make each batch a path of its own.
+        """
+        slot = step.lists[path[0]][0][path[1]] if isinstance(path, tuple) else step.slots[path]
+        if not CONST < slot < 0:
+            return False
+        feed = self.cursor.externals[-1 - slot]
+        return id(feed) in self.cursor.numbers or feed._num_elements() <= 1
 
     def commit(self) -> None:
         """Adds the new feeds to the cursor's segment."""

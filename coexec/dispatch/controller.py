@@ -105,6 +105,9 @@ class Controller:
             return self._go_on(attempt, error, args, kwargs)
         finally:
             attempt.raised = None  # its traceback refers to this frame
+            if attempt.holds:  # an interrupt came while the hooks were released
+                attempt.holds = False
+                intercept.release()
 
     def _told(self, events: timeline.Timeline, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a call, and adds it to a timeline, and to TensorFlow's profile if one is taken."""
@@ -253,8 +256,8 @@ class Controller:
             self.batching.run(batch, lambda: run(attempt, args, kwargs), hand_out, attempt.results)
             return attempt.results[0]
         finally:
-            attempt.holds = False
             intercept.release()
+            attempt.holds = False
             seconds = time.perf_counter() - began
             self.account.ran_plainly(seconds)
             self.batching.took(seconds)

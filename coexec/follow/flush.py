@@ -25,6 +25,7 @@ from tracer.graph import Step
 from tracer.location import FREE, NAMED, PASSED, fate
 from tracer.op import FINALIZERS
 from tracer.private import context
+from tracer.shape_sources import fail_early
 
 # The cursor's step during an async launch: it has no successors, so the launch is waited for before the next operation.
 IN_FLIGHT = Step(None, None, None, None, (), {}, {}, ())
@@ -179,6 +180,31 @@ def launch_behind(run: CallState, step: Step) -> None:
         launch_beside(run)
     else:
         flush(run, step)
+        if step.risky and not step.pause:
+            fail_early(step, memoized)
+
+
+def memoized(last: Step) -> set[Step]:
+    """Returns the steps up to `last`, in its segment, of library calls that are memoized, or may be soon.
+
+    They are skipped only if their operations are followed in one go, which saves more than a cut costs.
+    """
+    path: list[Step] = [last]
+    while path[-1].parent is not None:
+        path.append(path[-1].parent)
+    place = {step: n for n, step in enumerate(path)}  # latest first
+    begins: dict[int, int] = {}  # by the place of the last step of a call: that of the step before it
+    for n, step in enumerate(path):
+        for region in (step.regions or {}).values():
+            if region.confirmed and region.end in place:
+                begins[place[region.end]] = max(n, begins.get(place[region.end], 0))
+    inside: set[Step] = set()
+    until = 0
+    for n, step in enumerate(path):
+        until = max(until, begins.get(n, 0))
+        if n < until:
+            inside.add(step)
+    return inside
 
 
 def carry_out(run: CallState, last: Step, awaited: Step | None = None) -> None:

@@ -19,7 +19,17 @@ from coexec.base.tuning import tuning
 from coexec.follow.assertions import ASSERTIONS, assume, assume_statement
 from coexec.follow.call_state import CallState, Event, LateLaunch, Phase, after, lock
 from coexec.follow.device_control import DeviceControl
-from coexec.follow.flush import admit, carry_out, diverge, flush, flush_for, is_forced, launch_behind, settle_risk
+from coexec.follow.flush import (
+    admit,
+    carry_out,
+    diverge,
+    flush,
+    flush_for,
+    is_forced,
+    launch_behind,
+    memoized,
+    settle_risk,
+)
 from coexec.follow.liveness import referenced
 from coexec.follow.tape_entry import FastEntry
 from coexec.launch.executor import SegmentExecutor
@@ -29,11 +39,13 @@ from tracer.cursor import Mismatch
 from tracer.errors import FailedTensor
 from tracer.faults import absorbs, is_fault
 from tracer.graph import Step, TraceGraph
+from tracer.host_ops import waits
 from tracer.inputs import as_spelled, settle, small, spelled
 from tracer.intercept import tape_is_empty
-from tracer.lazy import LazyTensor, has_pending, new_lazy
+from tracer.lazy import LazyTensor, new_lazy
 from tracer.location import place_of
 from tracer.op import plain_name, signature_of
+from tracer.shape_sources import decide_early
 
 _new = LazyTensor.__new__
 
@@ -151,7 +163,7 @@ class Follower(CallState):
         Not inlined in `fast`, whose arguments would become cells of the closures here.
         """
         if step is not None and self.tapes.can_take(op):
-            result = self.run_alone(lambda: intercept.run_unrecorded(op, name, args))
+            result = self.run_alone(lambda: intercept.run_unrecorded(op, name, args), step)
             try:
                 self.tapes.record_alone(FastEntry(op, args, result, self.tapes.active))
             except Exception as error:
@@ -161,13 +173,22 @@ class Follower(CallState):
             return result
         inputs = [v for v in args if isinstance(v, tf.Tensor)] if step is not None and step.early else None
         self.tapes.noted(inputs)
-        return self.run_alone(lambda: intercept.run_fast(op, name, args))
+        return self.run_alone(lambda: intercept.run_fast(op, name, args), step)
 
-    def run_alone(self, operation: Callable[[], Any]) -> Any:
+    def run_alone(self, operation: Callable[[], Any], step: Step | None = None) -> Any:
         """Runs an operation that is not part of a segment; notes its results as made by the call."""
-        result = intercept.without_handler(operation)
         try:
-            self.cursor.made.update(t._id for t in intercept.flat_outputs(result) if isinstance(t, tf.Tensor))
+            result = intercept.without_handler(operation)
+        except Exception:
+            if step is not None and step.early:  # those before it have to run, or fail, before it does
+                self.flush()
+            raise
+        try:
+            made = [t for t in intercept.flat_outputs(result) if isinstance(t, tf.Tensor)]
+            node = step.node if step is not None else None
+            self.cursor.made.update((t._id, node) for t in made)
+            if node is not None and node.decides:
+                self.cursor.decide(made)
         except Exception as error:
             if not self.fault(error):
                 raise
@@ -216,8 +237,8 @@ class Follower(CallState):
             step = cursor.adopt("execute", op, args, attrs, ())
         if step is None:
             diverge(self, cursor.mismatch)
-        elif step.host and (attrs is not None or not step.early or has_pending(args)):
-            self._cut_for(step, op)
+        elif step.host and (not step.early or waits(args)):
+            self._cut_for(step, op, args)
         return step, args
 
     def execute(self, device: Any, op: Any, inputs: Any, attrs: Any, outputs: int, cancel: Any) -> Any:
@@ -251,7 +272,7 @@ class Follower(CallState):
                 return result
         if step is None and self.recorder is not None:
             return self.recorder.execute(device, op, inputs, attrs, outputs, cancel)
-        return self.run_alone(lambda: intercept.run_execute(device, op, inputs, attrs, outputs, cancel))
+        return self.run_alone(lambda: intercept.run_execute(device, op, inputs, attrs, outputs, cancel), step)
 
     def constant(self, value: Any, dtype: Any) -> Any:
         """Returns a lazy tensor for a small Python value, which is converted only on demand."""
@@ -373,14 +394,17 @@ class Follower(CallState):
         """Assumes that the condition of an `assert` statement holds; see `assertions.assume_statement`."""
         return assume_statement(self, condition, message)
 
-    def _cut_for(self, step: Step, op: str) -> None:
+    def _cut_for(self, step: Step, op: str, args: tuple[Any, ...]) -> None:
         """Ends the segment before an operation that runs on its own; the next one begins after it."""
         assert step.parent is not None
         assert step.node is not None
         if step.parent.parent is not None:
             reason = step.node.host or "a shape depends on a number of Python's, which is a constant from now on"
             self.ledger.cause(Kind.CUT, f"{op} runs on its own: {reason}", step.node.location)
+            base = self.cursor.base
             carry_out(self, step.parent)
+            if step.node.host is not None:  # else what decides it will be a constant
+                decide_early(step, args, base, self.cursor.made, memoized)
         else:
             self.cursor.cut()
 

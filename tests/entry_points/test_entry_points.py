@@ -74,6 +74,10 @@ PAIRS = [
 ]
 
 
+# How many tensors decide shapes of what the call itself computes: from the third call on, they are computed at once.
+SHAPING = {"attributes": 1, "specs": 1, "keras_fit_from_a_generator_of_sparse_batches": 2}
+
+
 @pytest.mark.filterwarnings("default")  # Keras converts in ways that NumPy discourages
 @pytest.mark.parametrize(("name", "place"), PAIRS)
 def test_through(name, place, tmp_path):
@@ -96,4 +100,5 @@ def test_through(name, place, tmp_path):
         assert_same(one, other, path=f"call {number}: ")
     assert expected[0].parts["[0]"] == "returned", expected[0]
     assert decorated.stats().followed + decorated.stats().diverged == CALLS - 1
-    assert lazy == [0] + [6] * (CALLS - 1)
+    eager = SHAPING.get(name, 0) if place == "here" else 0
+    assert lazy == [0, 6] + [6 - eager] * (CALLS - 2)
