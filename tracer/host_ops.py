@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
-from tracer.lazy import LazyTensor
 from tracer.op import signature_of
 from tracer.seeds import DRAWING
 
@@ -29,15 +27,3 @@ def is_apart(op: str) -> bool:
     if signature is None or signature.stateful or op in _PYTHON:
         return False
     return not any(attr.type in ("func", "list(func)") for attr in signature.definition.attr)
-
-
-def waits(args: Any) -> bool:
-    """Returns whether `args`, or lists in it, have a lazy tensor that is not computed yet."""
-    for value in args:
-        kind = type(value)
-        if kind is LazyTensor:
-            if value._value is None and value._out.const is None:
-                return True
-        elif (kind is list or kind is tuple) and waits(value):
-            return True
-    return False

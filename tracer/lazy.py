@@ -202,8 +202,15 @@ def unwrap(value: Any) -> Any:
 
 
 def has_pending(values: Any) -> bool:
-    """Returns whether `values` has a lazy tensor that is not computed yet."""
-    return any(type(v) is LazyTensor and v._value is None and v._out.const is None for v in values)
+    """Returns whether `values` has a lazy tensor that is not computed yet, also inside lists and tuples."""
+    for value in values:
+        kind = type(value)
+        if kind is LazyTensor:
+            if value._value is None and value._out.const is None:
+                return True
+        elif (kind is list or kind is tuple) and has_pending(value):
+            return True
+    return False
 
 
 def has_lazy(values: Any) -> bool:

@@ -19,7 +19,7 @@ from tracer.op import signature_of
 from tracer.private import EagerTensor, types_pb2
 from tracer.spec import INTEGERS, STRING, spec_of
 
-# At most this many operations run at once so that one other need not wait: each costs a tenth of what a cut does.
+# At most this many operations run at once so that one other need not wait: each runs by itself, as it does eagerly.
 MAX_DECIDING = 24
 # Of these, at most so many with other numbers than integers: more of them are most likely what the program is about.
 MAX_FLOATS = 4
@@ -32,9 +32,7 @@ Kept = Callable[[Step], "set[Step]"]
 _WHOLE = INTEGERS | {STRING, types_pb2.DT_BOOL, types_pb2.DT_UINT8, types_pb2.DT_INT8}
 
 
-def decide_early(
-    step: Step, args: tuple[Any, ...], base: int, made: dict[int, Node | None], kept: Kept
-) -> None:
+def decide_early(step: Step, args: tuple[Any, ...], base: int, made: dict[int, Node | None], kept: Kept) -> None:
     """Has what `step` waits for run at once from the next call on, if that needs nothing else that is pending.
 
     `step` runs on its own; `base` is the key of the first tensor of the segment that has been carried out for it,
@@ -42,7 +40,7 @@ def decide_early(
     """
     node, before = step.node, step.parent
     signature = signature_of(step.op or "")
-    if node is None or before is None or signature is None or node.entry != "fast" or node.waits > MAX_WAITS:
+    if node is None or before is None or signature is None or node.entry != "fast" or node.waits >= MAX_WAITS:
         return
     node.waits += 1
     inputs = args[: len(signature.inputs)]
@@ -86,7 +84,7 @@ def decide_early(
 
 def fail_early(step: Step, kept: Kept) -> None:
     """Has an operation whose failure could be caught run at once from the next call on, if it needs nothing pending."""
-    if step.node is None or step.node.waits > MAX_WAITS:
+    if step.node is None or step.node.waits >= MAX_WAITS:
         return
     step.node.waits += 1
     chain = _chain(step, set(range(step.first, step.end)), 0, kept)

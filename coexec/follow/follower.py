@@ -39,10 +39,9 @@ from tracer.cursor import Mismatch
 from tracer.errors import FailedTensor
 from tracer.faults import absorbs, is_fault
 from tracer.graph import Step, TraceGraph
-from tracer.host_ops import waits
 from tracer.inputs import as_spelled, settle, small, spelled
 from tracer.intercept import tape_is_empty
-from tracer.lazy import LazyTensor, new_lazy
+from tracer.lazy import LazyTensor, has_pending, new_lazy
 from tracer.location import place_of
 from tracer.op import plain_name, signature_of
 from tracer.shape_sources import decide_early
@@ -180,7 +179,8 @@ class Follower(CallState):
         try:
             result = intercept.without_handler(operation)
         except Exception:
-            if step is not None and step.early:  # those before it have to run, or fail, before it does
+            # Those before it have to run, or fail, before it does. (An interrupt is not its failure: the call ends.)
+            if step is not None and step.early:
                 self.flush()
             raise
         try:
@@ -237,7 +237,7 @@ class Follower(CallState):
             step = cursor.adopt("execute", op, args, attrs, ())
         if step is None:
             diverge(self, cursor.mismatch)
-        elif step.host and (not step.early or waits(args)):
+        elif step.host and (not step.early or has_pending(args)):
             self._cut_for(step, op, args)
         return step, args
 

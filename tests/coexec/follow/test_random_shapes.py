@@ -141,4 +141,5 @@ def test_random_programs(seed):
         found = outcomes(fn, calls)
     for number, (one, other) in enumerate(zip(expected, found, strict=True)):
         assert_same(one, other, rtol=1e-3, atol=1e-4, path=f"call {number}: ")  # gradients amplify rounding
-    assert fn.stats().followed + fn.stats().diverged == CALLS - 1, fn.explain()
+    assert fn.stats().followed >= CALLS - 2, fn.explain()
+    assert fn.stats().diverged <= 1, fn.explain()

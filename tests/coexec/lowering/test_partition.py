@@ -365,10 +365,10 @@ def test_a_variable_made_in_front_of_a_part_has_its_value(shape, made):
 
     fn = coexec.function(step, jit_compile=True)
     x = inputs(1)[0][0]
-    for i in ([0, 1, 2, 3], [3, 2, 1, 0], [0, 0, 1, 1], [1, 1, 0, 0], [2, 3, 2, 3]):
+    for i in ([0, 1, 2, 3], [3, 2, 1, 0], [0, 0, 1, 1], [1, 1, 0, 0], [2, 3, 2, 3], [3, 3, 0, 0], [1, 2, 1, 2]):
         variable, result = fn(x, tf.constant(i))
         expected, known = step(x, tf.constant(i))
         assert variable.numpy().tolist() == expected.numpy().tolist()
         np.testing.assert_allclose(result.numpy(), known.numpy(), rtol=1e-5, atol=1e-6)
     assert any(executable.parts for executable in made)
-    assert fn.stats().launches >= 2
+    assert fn.stats().launches >= 3

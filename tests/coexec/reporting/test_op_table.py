@@ -51,6 +51,7 @@ def test_operations_are_followed_as_the_page_says(op):
                     assert one.numpy().tolist() == other.numpy().tolist()
                 else:
                     np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-4, atol=1e-5)
+    assert (fn.stats().followed, fn.stats().launches > 2) == (5, True), fn.explain()
     told, how = str(fn.explain()), how_followed(op).how
     assert (f"{op} runs on its own" in told) == (how in (AT_ONCE, ALONE)), told
     assert (f"{op} at " in told) == (how == GRAPH), told
