@@ -106,8 +106,8 @@ class Carried:
     """
 
     __slots__ = (
-        "assertion", "closed", "executables", "notes", "pattern", "pause", "reading", "regions", "spelled", "tape",
-        "visits",
+        "assertion", "closed", "executables", "fallible", "notes", "pattern", "pause", "reading", "regions", "spelled",
+        "tape", "visits",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -120,6 +120,7 @@ class Carried:
         self.spelled: dict[int, tuple[Any, Any]] | None = None  # by input: a list's frozen value, its constant
         self.tape: Any = None  # complete attributes, in the form gradient tapes take
         self.closed: bool | None = None  # whether all its inputs are computed in this segment
+        self.fallible: bool | None = None  # whether it, or one before it in its segment, may fail
         self.assertion: Any = None  # the assertion about its result, to repeat if it fails
         self.notes: Any = None  # what Keras adds to an error of this operation
 

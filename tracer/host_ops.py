@@ -7,9 +7,13 @@ import functools
 from tracer.op import signature_of
 from tracer.seeds import DRAWING
 
+# Makes what Python goes on to hold, and what only later operations fill. If a pending operation fails, those never run:
+# the program would be left with a variable that has no value, where eagerly it has the one before.
+MAKES_VARIABLE = "VarHandleOp"
+
 # Declared stateful, but none of the operations that segments contain can tell whether it has run, nor can it tell
 # whether those have: it makes a variable that nobody else knows yet, or reads what only operations on their own write.
-_APART = frozenset({"Empty", "LookupTableFindV2", "LookupTableSizeV2", "VarHandleOp"})
+_APART = frozenset({"Empty", "LookupTableFindV2", "LookupTableSizeV2", MAKES_VARIABLE})
 
 # Declared stateless, though they run Python.
 _PYTHON = frozenset({"PyFuncStateless"})

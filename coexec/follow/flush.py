@@ -54,6 +54,18 @@ def settle_risk(run: CallState, step: Step) -> bool:
     return not (take_note(run.notes, step) or inside)
 
 
+def may_fail(last: Step | None) -> bool:
+    """Returns whether an operation of a segment up to `last` may fail. Each step is asked once."""
+    unknown = []
+    while last is not None and last.fallible is None:
+        unknown.append(last)
+        last = last.parent
+    found = last is not None and bool(last.fallible)
+    for step in reversed(unknown):
+        found = step.fallible = found or (step.op is not None and not step.host and can_fail(step))
+    return found
+
+
 def held_back(run: CallState, last: Step) -> PendingSegment:
     """Returns the pending segment of a followed call up to `last`, with the tensors that tapes will need of it.
 

@@ -27,6 +27,7 @@ from coexec.follow.flush import (
     flush_for,
     is_forced,
     launch_behind,
+    may_fail,
     memoized,
     settle_risk,
 )
@@ -39,6 +40,7 @@ from tracer.cursor import Mismatch
 from tracer.errors import FailedTensor
 from tracer.faults import absorbs, is_fault
 from tracer.graph import Step, TraceGraph
+from tracer.host_ops import MAKES_VARIABLE
 from tracer.inputs import as_spelled, settle, small, spelled
 from tracer.intercept import tape_is_empty
 from tracer.lazy import LazyTensor, has_pending, new_lazy
@@ -237,7 +239,7 @@ class Follower(CallState):
             step = cursor.adopt("execute", op, args, attrs, ())
         if step is None:
             diverge(self, cursor.mismatch)
-        elif step.host and (not step.early or has_pending(args)):
+        elif step.host and (not step.early or has_pending(args) or (op == MAKES_VARIABLE and may_fail(step.parent))):
             self._cut_for(step, op, args)
         return step, args
 

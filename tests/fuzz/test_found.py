@@ -40,6 +40,23 @@ FOUND = {
         """,
         [0, 0, 2, 0, 1, 0, 1, 0],
     ),
+    # The variable was made before what was pending, which failed: it never got its value, and the one before was lost.
+    "an assertion before a new variable": (
+        """
+        tf.debugging.assert_positive(tf.reduce_sum(i) - 30)
+        S.made("late", a)
+        return a, i
+        """,
+        [0, 1, 0, 0, 1, 0],
+    ),
+    "a failure before a new variable": (
+        """
+        b = tf.tensor_scatter_nd_update(a, [[tf.reduce_sum(i) % 4]], [0.5])
+        S.made("late", a * 0.5)
+        return b, i
+        """,
+        [0, 1, 0, 0, 2, 1, 0, 1],
+    ),
     "a failure that NumPy reads at": (
         """
         S.v.assign_add(a)
