@@ -208,7 +208,8 @@ def memoized(last: Step) -> set[Step]:
     begins: dict[int, int] = {}  # by the place of the last step of a call: that of the step before it
     for n, step in enumerate(path):
         for region in (step.regions or {}).values():
-            if region.confirmed and region.end in place:
+            learnt = region.confirmed or (region.reason is None and region.end is not step)
+            if learnt and region.end in place:
                 begins[place[region.end]] = max(n, begins.get(place[region.end], 0))
     inside: set[Step] = set()
     until = 0

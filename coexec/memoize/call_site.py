@@ -171,7 +171,7 @@ class CallSites:
             if not self._known.variants.of(region, arguments.anchors, call_stack()[0]):
                 return self._run_plainly(function, args, kwargs)
         if function is gradient and self._number in tapes.unsettled and not run.options.validating:
-            return self._run_plainly(function, args, kwargs)  # its key will be another one in the next call
+            return self._run_unsettled(region, args, kwargs)
         if run.budget.left <= 0.0:
             self._tell(function, "learning has taken long enough in this call: what is left is learnt in later ones")
             return self._run_plainly(function, args, kwargs)
@@ -216,6 +216,14 @@ class CallSites:
             took = time.perf_counter() - began
             tally.seconds += took - self._inside
             self._inside = outside + took
+
+    def _run_unsettled(self, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a gradient that is not observed yet, as its key will be another one in the next call; notes its end."""
+        run, base = self.run, self.run.cursor.base
+        result = self._run_plainly(region.function, args, kwargs)
+        if run.recorder is None and run.cursor.base == base:
+            region.end = run.cursor.step
+        return result
 
     def _run_untimed(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Makes the call; releases the records of a tape that is used up by it."""

@@ -94,6 +94,36 @@ def test_a_gradient_beyond_shapes_that_values_decide_is_a_region(name):
     assert fn.stats().regions - before >= 3, fn.explain()
 
 
+def test_a_gradient_whose_result_decides_a_shape_stays_a_region():
+    """A sparse update deduplicates indices that the gradient has put together: they stay part of the gradient."""
+
+    def make(decorate):
+        weight, table = tf.Variable(tf.ones([8, 4]) * 0.1), tf.Variable(tf.ones([6, 8]))
+
+        @decorate
+        def step(rows, keys):
+            with tf.GradientTape() as tape:
+                state = tf.zeros([4, 4])
+                for part in tf.unstack(tf.reshape(keys, [6, 4])):
+                    state = tf.tanh(tf.gather(table, part) @ weight + state)
+                loss = tf.reduce_sum(state**2)
+            dense, sparse = tape.gradient(loss, [weight, table])
+            weight.assign_sub(0.1 * dense)
+            indices, places = tf.unique(sparse.indices)
+            summed = tf.math.unsorted_segment_sum(sparse.values, places, tf.shape(indices)[0])
+            table.scatter_sub(tf.IndexedSlices(0.1 * summed, indices))
+            return loss, indices
+
+        return step
+
+    with always_follow():
+        fn = run_both(make, CALLS)
+        before = fn.stats()
+        assert launches_a_call(fn, CALLS[:6]) == 1, fn.explain()
+    assert fn.stats().regions - before.regions == 12, fn.explain()  # the gradient, and the update
+    check(fn.trace_graph)
+
+
 @pytest.mark.parametrize("name", WITHOUT_A_CUT)
 def test_sizes_that_never_come_again(name):
     """Other keys in every call, among them none that is picked; of one kind at the end."""
