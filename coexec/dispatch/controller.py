@@ -411,8 +411,9 @@ class Controller:
 
     def _consider(self, following: Follower, seconds: float, most: float, compiled: bool) -> None:
         """Backs off if following does not pay; strict functions are always followed."""
-        routine = _is_routine(following, seconds)
-        if not self.options.strict and self.account.followed(seconds, routine, most, compiled):
+        routine, recorder = _is_routine(following, seconds), following.recorder
+        size = self.last_events + (len(recorder.trace.calls) if recorder is not None else 0)
+        if not self.options.strict and self.account.followed(seconds, routine, most, compiled, size):
             text = "following took longer than plain calls, so some run plainly"
             self.ledger.cause(Kind.BACKOFF, text, self.name)
 

@@ -14,8 +14,9 @@ from coexec.base.tuning import tuning
 class Profitability:
     """The balance, in seconds, of what following saves over imperative calls; backs off where it does not pay.
 
-    No imperative call is timed until there is doubt. Then one is, and a few more at growing intervals. The cost of
-    learning before that is sunk and not counted. Later calls may lose up to `following_patience` imperative
+    No imperative call is timed until there is doubt. Then one is, and a few more at growing intervals; several in a
+    row if calls differ in what they do, as one that returns at once says nothing of the others. The cost of learning
+    before that is sunk and not counted. Later calls may lose up to `following_patience` imperative
     calls' time before following has to pay, and more once steady-state calls were fast: slow calls are then learning
     something new, once. If following does not pay, calls run imperatively for a while. Then a few are followed again,
     with half the patience; if these do not pay either, the next backoff is long enough to amortize the loss.
@@ -32,7 +33,8 @@ class Profitability:
         self._steady: deque[float] = deque(maxlen=tuning.pace_calls)  # times of followed calls that met nothing new
         self._asked: deque[float] = deque(maxlen=tuning.plain_calls_kept)  # of calls forced imperative
         self._waited: deque[float] = deque(maxlen=tuning.plain_calls_kept)  # of `_plain`, as elapsed, for reports only
-        self._per_call = 0.0  # the lower median of `_plain`
+        self._sizes: deque[int] = deque(maxlen=tuning.plain_calls_kept)  # operations of the last followed calls
+        self._per_call = 0.0  # the lower median of `_plain`, or their mean if calls differ in size
         self._doubt = 0.0
         self._balance = 0.0
         self._last = 0.0  # seconds, of the last followed call
@@ -60,8 +62,24 @@ class Profitability:
             self._plain.append(seconds)
             self._waited.append(elapsed)
             self._taken.append(elapsed)
-            self._per_call = statistics.median_low(self._plain)
+            self._estimate()
             self._since = 0
+
+    def _estimate(self) -> None:
+        estimate = statistics.fmean if self._varies() else statistics.median_low
+        self._per_call = estimate(self._plain)
+
+    def _varies(self) -> bool:
+        """Returns whether some calls have many more operations than others."""
+        return bool(self._sizes) and max(self._sizes) > tuning.varied_calls * (min(self._sizes) + 1)
+
+    def _wanted(self) -> int:
+        """Returns how many more imperative calls to time before following is given up: two agree, or many are timed."""
+        timed, kept = len(self._plain), tuning.plain_calls_kept
+        if timed < 2:
+            return 2 - timed
+        differ = self._varies() or max(self._plain) > tuning.varied_calls * min(self._plain)
+        return kept - timed if differ else 0
 
     def invested(self, seconds: float) -> None:
         """Charges a call that was followed to learn another size; this never takes the balance below zero."""
@@ -69,13 +87,16 @@ class Profitability:
             if self._plain:
                 self._balance = min(self._balance, max(self._balance + self._per_call - seconds, 0.0))
 
-    def followed(self, seconds: float, clean: bool, most: float = math.inf, compiled: bool = False) -> bool:
+    def followed(
+        self, seconds: float, clean: bool, most: float = math.inf, compiled: bool = False, operations: int = 0
+    ) -> bool:
         """Notes a followed call; returns whether this starts a backoff.
 
         `clean`: whether it was a steady-state call; `most`: the largest loss to charge, in imperative calls' times;
-        `compiled`: whether all that was new in it is what it has compiled, or validated.
+        `compiled`: whether all that was new in it is what it has compiled, or validated; `operations`: how many it had.
         """
         with self._lock:
+            self._sizes.append(operations)
             last, self._last = self._last, seconds
             # Neither is a reason to doubt: what is compiled is known by then, and calls that get ever faster will soon
             # have nothing left to learn. Else most functions would be timed in their fourth call, for nothing: by then
@@ -86,12 +107,16 @@ class Profitability:
                 self._doubt = max(self._doubt - 1, 0)
             if not self._plain:
                 if self._doubt >= tuning.doubt_before_timing:
-                    self.paused = 1
+                    self.paused = tuning.varied_calls_timed if self._varies() else 1
                 return False
-            plain = self._per_call
+            self._estimate()
+            plain, largest = self._per_call, self._per_call
+            if self._varies():  # an imperative call takes as long as it has operations
+                per_operation = plain / (statistics.fmean(self._sizes) + 1)
+                plain, largest = per_operation * (operations + 1), per_operation * (max(self._sizes) + 1)
             saved = max(plain - seconds, -(min(tuning.following_patience, most) if clean else most) * plain)
             if not 0.0 < seconds - plain <= tuning.following_progress * (last - plain):
-                self._balance = min(self._balance + saved, tuning.following_allowance * plain)
+                self._balance = min(self._balance + saved, tuning.following_allowance * largest)
             self._since += 1
             # Where following is clearly faster, imperative calls are a waste: time them more rarely.
             apart = self._again if 2 * seconds > plain else tuning.plain_calls_apart_fast * self._again
@@ -103,9 +128,12 @@ class Profitability:
             patience = (tuning.promising_patience if self._promises() else tuning.following_patience) / (
                 2 if self.pause else 1
             )
-            if self._balance >= -patience * plain:
+            if self._balance >= -patience * largest:
                 return False
-            share = round(-self._balance / (tuning.tries_share * plain))
+            if wanted := self._wanted():
+                self.paused, self._balance = wanted, (1 - patience) * largest  # then one more such call decides
+                return False
+            share = round(-self._balance / (tuning.tries_share * self._per_call))
             self._balance, self.backs_off = 0.0, True
             longer = max(2 * self.pause, share) if self.pause else 0
             self.pause = self.paused = min(max(tuning.min_backoff, longer), tuning.max_backoff)

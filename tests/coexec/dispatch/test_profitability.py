@@ -66,6 +66,37 @@ def test_learning_that_goes_on_ends_before_the_tenth_call():
     assert sum(3.0 if follows else PLAIN for follows in found) <= 30 * PLAIN + 2.0 * 5
 
 
+@pytest.mark.parametrize("short", range(8))
+def test_a_call_that_returns_at_once_says_nothing_of_the_others(short):
+    """Two calls in a row of eight do next to nothing: which of them are timed first does not decide."""
+    account, imperative = Profitability(), 0
+    for number in range(64):
+        brief = (number - short) % 8 < 2
+        if account.admit():
+            slow = 30.0 if number < 6 else 0.3
+            account.followed(0.03 if brief else slow, clean=number > 6, most=4.0, operations=2 if brief else 300)
+        else:
+            imperative += 1
+            account.ran_plainly(0.01 if brief else PLAIN)
+    assert imperative <= 2 * tuning.plain_calls_kept
+    assert account.pause == 0
+
+
+@pytest.mark.parametrize("short", range(4))
+def test_calls_of_which_most_return_at_once_are_given_up_where_the_others_do_not_pay(short):
+    account, taken, plain = Profitability(), 0.0, 0.0
+    for number in range(400):
+        brief = (number - short) % 4 > 0
+        seconds = eager = 0.01 if brief else PLAIN
+        if account.admit():
+            seconds = 0.01 if brief else 3.0
+            account.followed(seconds, clean=False, most=4.0, operations=2 if brief else 300)
+        else:
+            account.ran_plainly(seconds)
+        taken, plain = taken + seconds, plain + eager
+    assert taken < 1.2 * plain
+
+
 def test_one_busy_moment_leads_to_no_pause():
     """A call in which nothing is new, and that took very long, is an accident; two in a row are not."""
     account = Profitability()
