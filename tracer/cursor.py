@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracer import seeds
-from tracer.derive import derive, folded
+from tracer.derive import derive, feed_changed, folded
 from tracer.graph import CONST, DECIDES, LIST, Node, Step, TraceGraph
 from tracer.index import Index
 from tracer.inputs import NATURAL, Unsupported, has_tensors, python_spec, shape_like
@@ -350,9 +350,14 @@ class Cursor:
             variant = node.variants.get(parts)
             if node.host is not None:
                 variant = variant if variant is not None and variant.folded else folded(node, parts)
-            elif variant is None:
-                variant = derive(node, parts, wiring.outside)
-                if variant is not None:
+            else:
+                fed = len(node.fed)
+                if variant is None:
+                    variant = derive(node, parts, wiring.outside, wiring.known)
+                else:
+                    variant = feed_changed(node, parts, wiring.outside, wiring.known) or variant
+                if len(node.fed) > fed:
+                    self._drop_constants(here, node)
                     wiring = Wiring(self, node, op, signature, args)
                     wiring.build(inputs)
         except (Unsupported, TypeError, ValueError, OverflowError) as error:
@@ -372,14 +377,18 @@ class Cursor:
         changed = {path for path, const in constants.items() if node.constants.setdefault(path, const) != const}
         if changed:
             node.fed |= changed
-            here.next = [s for s in here.next if s.node is not node or not changed.intersection(_constant_inputs(s))]
-            here.hot = None
+            self._drop_constants(here, node)
             return self.adopt(entry, op, inputs, given, args)
         wiring.commit()
         step = Step(here, op, node, variant, tuple(wiring.slots), wiring.consts, wiring.lists, tuple(wiring.specs))
         if pair is not None:
             self._draw(step, pair)
         return self._move(step, node)
+
+    def _drop_constants(self, here: Step, node: Node) -> None:
+        """Drops the steps after `here` whose constants are fed from now on."""
+        here.next = [s for s in here.next if s.node is not node or not node.fed.intersection(_constant_inputs(s))]
+        here.hot = None
 
     def _move(self, step: Step, node: Node) -> Step:
         here = self.step

@@ -22,20 +22,16 @@ from tracer.spec import Spec, spec_of
 MAX_VALUES = 256
 
 
-def derive(node: Node, parts: tuple[Any, ...], outside: dict[Any, Spec]) -> Variant | None:
+def derive(node: Node, parts: tuple[Any, ...], outside: dict[Any, Spec], known: set[Any]) -> Variant | None:
     """Returns a new variant of `node` for these inputs; None if that takes running the operation.
 
-    `outside` has the spec of each constant that Python passed in, by input number or (input, item). Those that changed
-    are fed from now on, if no output shape depends on them. If output shapes depend on values that are not known yet,
+    `outside` has the spec of each constant that Python passed in, by input number or (input, item); `known`: which of
+    them are feeds of the segment. See `feed_changed`. If output shapes depend on values that are not known yet,
     the node becomes a host op (`node.host`).
     """
-    changed = {path for path in outside if path not in node.shaping and _has_changed(node, path, _at(parts, path))}
-    if changed:
-        general = _generalised(parts, changed, outside)
-        variant = node.variants.get(general) or inferred_variant(node, general)
-        if variant is not None:
-            node.fed |= changed
-            return _kept(node, variant)
+    variant = feed_changed(node, parts, outside, known)
+    if variant is not None:
+        return variant
     if len(node.variants) >= MAX_VALUES and any(_has_const(p) for p in parts):
         node.host = "the shape of its result depends on values that keep changing"
         return None
@@ -45,6 +41,34 @@ def derive(node: Node, parts: tuple[Any, ...], outside: dict[Any, Spec]) -> Vari
             node.host = VALUE_SHAPED
         return None
     return _kept(node, variant)
+
+
+def feed_changed(node: Node, parts: tuple[Any, ...], outside: dict[Any, Spec], known: set[Any]) -> Variant | None:
+    """Returns the variant of `node` in which constants that changed, or are `known` feeds, are fed from now on.
+
+    None if there are none, or an output shape depends on them. Two values suffice, though both have been recorded: an
+    agent that chooses one of two actions, ten times in a call, would take a thousand paths, and so would its gradient.
+    """
+    current = node.variants.get(parts)
+    if current is not None and current.folded and (not known or _decides(current)):
+        return None
+    constants = {path: const for path in outside if isinstance(const := _at(parts, path), Const)}
+    changed = {path for path, const in constants.items() if _has_changed(node, path, const)} - node.shaping
+    fed = changed | (known & constants.keys()) - node.shaping
+    if not fed or fed in node.specific:
+        return None
+    general = _generalised(parts, fed, outside)
+    variant = node.variants.get(general) or inferred_variant(node, general)
+    if (
+        variant is None
+        or (_decides(variant) and not changed)
+        or refusal(node.op, general, tuple([out.spec for out in variant.outputs])) is not None
+    ):
+        node.specific.add(frozenset(fed))
+        return None
+    node.fed |= fed
+    node.variants[general] = variant
+    return variant
 
 
 def _kept(node: Node, variant: Variant) -> Variant | None:
@@ -67,9 +91,14 @@ def _has_const(part: Any) -> bool:
     return any(_has_const(p) for p in part) if isinstance(part, tuple) else isinstance(part, Const)
 
 
-def _has_changed(node: Node, path: Any, const: Any) -> bool:
+def _has_changed(node: Node, path: Any, const: Const) -> bool:
     before = [_at(key, path) for key in node.variants]
-    return isinstance(const, Const) and any(isinstance(b, Const) and b != const for b in before)
+    return any(isinstance(b, Const) and b != const for b in before)
+
+
+def _decides(variant: Variant) -> bool:
+    """Returns whether all outputs are conditions, which Python most likely asks for at once."""
+    return bool(variant.outputs) and all(out.spec.dtype.is_bool for out in variant.outputs)
 
 
 def _generalised(parts: tuple[Any, ...], changed: set[Any], outside: dict[Any, Spec]) -> tuple[Any, ...]:

@@ -1,8 +1,9 @@
 """Gradients: gradient functions of TensorFlow's that read values, and are called otherwise while a handler answers.
 
-That of `x[i]` reads the positions, only to pass their values on as arrays. A gradient whose Python reads a value that
-changes (the action that a policy has drawn) can be neither memoized nor skipped; given the tensors themselves, the same
-operation does the same, and nothing is read.
+That of `x[i]` reads the positions, only to pass their values on as arrays; that of `tf.slice` computes from them how
+much to pad, which a shape depends on. A gradient whose Python reads a value that changes (the action that a policy has
+drawn) can be neither memoized nor skipped; given the tensors themselves, one operation does the same, and nothing is
+read.
 """
 
 from __future__ import annotations
@@ -30,7 +31,16 @@ def _of_strided_slice(op: Any, gradient: Any) -> list[Any]:
     return [made, None, None, None]
 
 
-_GRADIENTS: dict[str, Callable[[Any, Any], list[Any]]] = {"StridedSlice": _of_strided_slice}
+@passes
+def _of_slice(op: Any, gradient: Any) -> list[Any]:
+    begin = op.inputs[1]
+    shape, size = (tf.shape(tensor, out_type=begin.dtype) for tensor in (op.inputs[0], op.outputs[0]))
+    end, strides = begin + size, tf.ones_like(begin)
+    made = tf.raw_ops.StridedSliceGrad(shape=shape, begin=begin, end=end, strides=strides, dy=gradient)
+    return [made, None, None]
+
+
+_GRADIENTS: dict[str, Callable[[Any, Any], list[Any]]] = {"Slice": _of_slice, "StridedSlice": _of_strided_slice}
 
 
 def _finding(lookup: Any) -> Any:

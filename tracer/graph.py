@@ -63,7 +63,7 @@ class Node:
 
     __slots__ = (
         "after", "attrs", "constants", "decides", "entry", "fed", "guarded", "head", "host", "inputs", "location",
-        "name", "number", "op", "predecessors", "shaping", "successors", "variants", "waits",
+        "name", "number", "op", "predecessors", "shaping", "specific", "successors", "variants", "waits",
     )  # fmt: skip
 
     def __init__(self, number: int, op: str, entry: str, attrs: tuple[Any, ...], location: Location) -> None:
@@ -81,6 +81,7 @@ class Node:
         self.inputs: list[set[str]] = []  # source of each input, for display only
         self.fed: set[Any] = set()  # constants that changed between calls, and have been fed since
         self.shaping: set[Any] = set()  # inputs that were fed until a later shape turned out to depend on them
+        self.specific: set[frozenset[Any]] = set()  # sets of inputs that cannot be fed, as a shape depends on them
         self.decides = False  # whether its values are constants, as other shapes depend on them (`shape_sources`)
         self.waits = 0  # how often it has run on its own behind what was pending, up to a limit (`shape_sources`)
         self.constants: dict[Any, Const] = {}  # first values of those that may be fed, by input or (input, item)
@@ -328,7 +329,7 @@ class TraceGraph:
         node = self.add(op, entry, attrs, location)
         node.name, node.guarded, node.host = known.name, known.guarded, node.host or known.host
         node.inputs = [set(sources) for sources in known.inputs]
-        node.fed, node.shaping = set(known.fed), set(known.shaping)
+        node.fed, node.shaping, node.specific = set(known.fed), set(known.shaping), set(known.specific)
         for key, variant in known.variants.items():
             outputs = tuple(Output(o.spec, o.const, node) for o in variant.outputs)
             node.variants[key] = Variant(key, outputs, variant.template)

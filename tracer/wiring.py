@@ -26,6 +26,7 @@ class Wiring:
         self.slots: list[int] = []
         self.consts: dict[int, Const] = {}
         self.outside: dict[Any, Spec] = {}  # constants from outside the call, by input or (input, item)
+        self.known: set[Any] = set()  # those of them that an operation before has been fed
         self.lists: dict[int, tuple[tuple[int, ...], dict[int, Const]]] = {}
         self.specs: list[Spec] = []
         self.new: dict[int, tuple[int, Any]] = {}  # feeds it adds, by tensor id: number and tensor
@@ -118,6 +119,8 @@ class Wiring:
             if const is not None:
                 if value._out.node is None:
                     self.outside[path] = spec
+                    if value._value is not None and self.cursor.place(value._value) is not None:
+                        self.known.add(path)
                 if not fed:
                     return CONST, part_of(const, spec, self.op), const
             elif value._value is None and 0 <= value._key - self.cursor.base < self.cursor.step.end:

@@ -1,5 +1,7 @@
 """Indices of tensors: whatever the index is, followed or not, the result is eager's."""
 
+import itertools
+import random
 import sys
 
 import numpy as np
@@ -8,6 +10,8 @@ import tensorflow as tf
 
 import coexec
 from coexec import testing
+from tests.coexec import run_both
+from tracer.check import check
 
 X = tf.reshape(tf.range(120.0), [2, 3, 4, 5])
 
@@ -131,3 +135,72 @@ def test_variables_and_masks_go_their_own_way():
         index = tf.constant(i % 2)
         for one, other in zip(fn(X, index), step(X, index), strict=True):
             np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
+@pytest.mark.parametrize("pick", ["index", "slice"])
+def test_choices_between_two_are_no_paths(pick):
+    """Six choices a call are 64 combinations: positions that differed between two recorded calls are fed, too."""
+    rng = random.Random(3)
+    calls = [(tuple(rng.randrange(2) for _ in range(6)), n > 1) for n in range(24)]
+    calls[:2] = ((0,) * 6, False), ((1,) * 6, True)  # the second does something else first, and is recorded, too
+    pick = {
+        "index": lambda p, n: p[n],
+        "slice": lambda p, n: tf.slice(p, [n], [1])[0],
+    }[pick]
+
+    def make(decorate):
+        weight = tf.Variable([0.3, -0.2])
+
+        @decorate
+        def step(actions, scales):
+            if scales:
+                weight.assign(weight * 0.9)
+            with tf.GradientTape() as tape:
+                chosen = [pick(tf.nn.log_softmax(weight * (n + 1.0)), action) for n, action in enumerate(actions)]
+                loss = -tf.reduce_sum(tf.stack(chosen))
+            gradient = tape.gradient(loss, weight)
+            weight.assign_sub(0.01 * gradient)
+            return loss, gradient
+
+        return step
+
+    with testing.always_follow():
+        fn = run_both(make, calls)
+        before = fn.stats()
+        for actions in itertools.product([0, 1], repeat=6):
+            fn(actions, True)
+    stats = fn.stats()
+    assert stats.compiles == before.compiles <= 4, fn.explain()
+    assert stats.diverged == before.diverged == 1, fn.explain()
+    assert stats.launches - before.launches == stats.regions - before.regions == 64, fn.explain()
+    check(fn.trace_graph)
+
+
+SLICES = {
+    "all": ([0, 0], [-1, -1]),
+    "one": ([1, 2], [1, 1]),
+    "none": ([1, 0], [0, 4]),
+    "wide": (np.int64([0, 1]), np.int64([2, -1])),
+}
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_gradients_of_slices(name):
+    """First and second, in calls that begin at other places."""
+    begin, size = SLICES[name]
+
+    def make(decorate):
+        weight = tf.Variable(tf.reshape(tf.range(12.0), [3, 4]))
+
+        @decorate
+        def step(row):
+            with tf.GradientTape() as outer:
+                with tf.GradientTape() as tape:
+                    part = tf.slice(weight, [begin[0] + row, begin[1]] if name == "one" else begin, size)
+                    loss = tf.reduce_sum(part**3)
+                first = tape.gradient(loss, weight)
+            return part, first, outer.gradient(first, weight)
+
+        return step
+
+    run_both(make, [(n % 2,) for n in range(8)])
