@@ -50,7 +50,9 @@ def feed_changed(node: Node, parts: tuple[Any, ...], outside: dict[Any, Spec], k
     agent that chooses one of two actions, ten times in a call, would take a thousand paths, and so would its gradient.
     """
     current = node.variants.get(parts)
-    if current is not None and current.folded and (not known or _decides(current)):
+    if current is not None and not known and (current.folded or len(node.variants) == 1):
+        return None
+    if current is not None and current.folded and _decides(current):
         return None
     constants = {path: const for path in outside if isinstance(const := _at(parts, path), Const)}
     changed = {path for path, const in constants.items() if _has_changed(node, path, const)} - node.shaping

@@ -153,6 +153,10 @@ class Tuning:
     # Every executable is compared with its operations at its first launch, which takes a tenth of the time of compiling
     # it. (Tests turn this off to see the compiled values.)
     validates_new: bool = True
+    # Of graphs that have only operations which were compared in other graphs of the function, one in so many. (A
+    # decoder that takes the true word or its own at each of six steps has 64 paths, and needed 150 calls to learn them
+    # at twice their time.)
+    validates_recombined: int = 4
     # An operation takes 0.2 ms to emit and compile, and saves 10 us per launch. Programs whose paths keep changing
     # would do little else. So, beyond an allowance in seconds, compiling takes no more than this share of the time
     # since the first call, except for segments with many visits.

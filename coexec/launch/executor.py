@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -27,7 +28,7 @@ from coexec.launch.segment import PendingSegment
 from coexec.launch.validate import CHECKED, Declined, reason_of, validate
 from coexec.lowering.plan import Plan, make_plan
 from coexec.lowering.reroll.reroll import left_by_loops
-from tracer.graph import Step
+from tracer.graph import Step, Variant
 from tracer.intercept import handling
 from tracer.private import context, is_op_determinism_enabled
 
@@ -49,6 +50,8 @@ class SegmentExecutor:
         self._asked: defaultdict[Any, set[int]] = defaultdict(set)  # segments given to XLA, by place; kept by `clear`
         self._lock = threading.RLock()
         self._all: list[Compiled] = []
+        self._compared: set[Variant] = set()  # of operations in graphs that were validated; emptied by `clear`
+        self._recombined = 0  # graphs of nothing else
         self._executables: weakref.WeakValueDictionary[Any, Executable] = weakref.WeakValueDictionary()
 
     def launch_async(self, pending: PendingSegment, options: Options) -> AsyncLaunch | None:
@@ -92,7 +95,7 @@ class SegmentExecutor:
                 executable = self._compile(compiled, last, pending.alive, pending.budget)
             if executable is not None and executable.backend == "xla" and timer_signals.is_running():
                 executable = self._without_xla(compiled, last, pending.alive)
-            if executable is not None and (options.validating or self._is_new(executable, options)):
+            if executable is not None and (options.validating or self._is_new(executable, pending.last, options)):
                 return self._validate(executable, pending, compiled, options)
             if executable is not None and self._is_audited(executable, options):
                 return self._audit(executable, pending, compiled, options)
@@ -176,6 +179,8 @@ class SegmentExecutor:
                 text = f"{executable.backend}, {executable.ops} operations, to {pending.last.place}"
                 events.add("validate", self.name, began, text)
         executable.trusted = True
+        if difference is None and executable.backend == "graph":
+            self._compared.update(_variants(pending.last))
         if difference is not None:
             with self._lock:
                 self._families.give_up(executable)
@@ -202,11 +207,23 @@ class SegmentExecutor:
             return False
         return executable.size <= tuning.max_validated_bytes and self.audits.wants(executable)
 
-    def _is_new(self, executable: Executable, options: Options) -> bool:
+    def _is_new(self, executable: Executable, last: Step, options: Options) -> bool:
         """Whether an executable is still to be validated."""
         if not tuning.validates_new or executable.trusted or options.trusting:
             return False
-        return executable.size <= tuning.max_validated_bytes
+        return executable.size <= tuning.max_validated_bytes and not self._recombines(executable, last)
+
+    def _recombines(self, executable: Executable, last: Step) -> bool:
+        """Whether a graph has only operations that have been compared in others; if so, some are compared yet.
+
+        Each new path of a function whose calls choose among ways of a few parts would be, which takes as long as the
+        call. `audits` come to those left out, too.
+        """
+        if executable.backend != "graph" or not self._compared.issuperset(_variants(last)):
+            return False
+        self._recombined += 1
+        executable.trusted = self._recombined % tuning.validates_recombined > 0
+        return executable.trusted
 
     def found(self, text: str, place: str, options: Options) -> None:
         """Notes that something compiled or memoized differed from the program; raises `Divergence` if strict."""
@@ -288,9 +305,9 @@ class SegmentExecutor:
     def _known(self, compiled: Compiled, last: Step) -> Executable | None:
         """Returns a shape-polymorphic graph compiled for other sizes, for a segment not worth its own yet; or None."""
         xla_first = self.options.jit_compile is True or tuning.xla_at_once
-        if xla_first or compiled.executable is not None or not self._families.shares:
+        if xla_first or compiled.executable is not None or last.live < tuning.launch_operations:
             return None
-        if last.live < tuning.launch_operations:
+        if not self._families.may_know(last):
             return None
         plan = make_plan(last, tuple(sorted(compiled.wanted)))
         compiled.adopt(self._families.graph(plan) if plan.live and not plan.refusal else None)
@@ -438,3 +455,13 @@ class SegmentExecutor:
             for compiled in self._all:
                 compiled.widen()
             self._all.clear()
+            self._compared.clear()
+
+
+def _variants(last: Step) -> Iterator[Variant]:
+    """Yields the variants of the operations in the segment up to `last`."""
+    step: Step | None = last
+    while step is not None:
+        if step.variant is not None:
+            yield step.variant
+        step = step.parent
