@@ -131,6 +131,8 @@ class Wiring:
             const = self.cursor.constant_of(value)
             if const is not None:
                 self.outside[path] = spec
+                if self.cursor.place(value) is not None:
+                    self.known.add(path)
                 if not fed and isinstance(part_of(const, spec, self.op), Const):
                     return CONST, const, const
             return self._external(value, spec), spec, None

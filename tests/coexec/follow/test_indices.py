@@ -137,7 +137,7 @@ def test_variables_and_masks_go_their_own_way():
             np.testing.assert_array_equal(one.numpy(), other.numpy())
 
 
-@pytest.mark.parametrize("pick", ["index", "slice"])
+@pytest.mark.parametrize("pick", ["index", "gather", "slice"])
 def test_choices_between_two_are_no_paths(pick):
     """Six choices a call are 64 combinations: positions that differed between two recorded calls are fed, too."""
     rng = random.Random(3)
@@ -145,6 +145,7 @@ def test_choices_between_two_are_no_paths(pick):
     calls[:2] = ((0,) * 6, False), ((1,) * 6, True)  # the second does something else first, and is recorded, too
     pick = {
         "index": lambda p, n: p[n],
+        "gather": lambda p, n: tf.gather(p, n),
         "slice": lambda p, n: tf.slice(p, [n], [1])[0],
     }[pick]
 
