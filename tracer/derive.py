@@ -56,30 +56,31 @@ def feed_changed(node: Node, parts: tuple[Any, ...], outside: dict[Any, Spec], k
         return None
     constants = {path: const for path in outside if isinstance(const := _at(parts, path), Const)}
     changed = {path for path, const in constants.items() if _has_changed(node, path, const)} - node.shaping
-    fed = changed | (known & constants.keys()) - node.shaping
-    if not fed or fed in node.specific:
-        return None
-    general = _generalised(parts, fed, outside)
-    variant = node.variants.get(general) or inferred_variant(node, general)
-    if (
-        variant is None
-        or (_decides(variant) and not changed)
-        or refusal(node.op, general, tuple([out.spec for out in variant.outputs])) is not None
-    ):
-        node.specific.add(frozenset(fed))
-        return None
-    node.fed |= fed
-    node.variants[general] = variant
-    return variant
+    for fed in (changed | (known & constants.keys()) - node.shaping, changed):
+        if not fed or fed in node.specific:
+            continue
+        general = _generalised(parts, fed, outside)
+        variant = node.variants.get(general) or inferred_variant(node, general)
+        if variant is None or (_decides(variant) and not changed) or _refused(node, variant) is not None:
+            node.specific.add(frozenset(fed))
+            continue
+        node.fed |= fed
+        node.variants[general] = variant
+        return variant
+    return None
 
 
 def _kept(node: Node, variant: Variant) -> Variant | None:
     # The dtypes may differ from those of the recorded call.
-    node.host = refusal(node.op, variant.key, tuple([out.spec for out in variant.outputs]))
+    node.host = _refused(node, variant)
     if node.host is not None:
         return None
     node.variants[variant.key] = variant
     return variant
+
+
+def _refused(node: Node, variant: Variant) -> str | None:
+    return refusal(node.op, variant.key, tuple([out.spec for out in variant.outputs]))
 
 
 def _at(parts: tuple[Any, ...], path: Any) -> Any:
