@@ -53,7 +53,7 @@ class Tuning:
     plain_calls_apart_fast: int = 6
     # Calls differ in size if one has so many times as many operations as another, or took so many times as long. Then
     # so many imperative ones are timed in a row at first. (A step that skipped a batch in its first timed call, in 0.1
-    # ms instead of 8, ran imperatively for 32 calls, though followed it takes 0.2 of eager's time.)
+    # ms instead of 8, ran imperatively for 32 calls, though followed it takes 0.25 of eager's time.)
     varied_calls: float = 2.0
     varied_calls_timed: int = 3
     # Operations per launch; with fewer, following may well cost more than it saves.

@@ -34,6 +34,7 @@ class Profitability:
         self._asked: deque[float] = deque(maxlen=tuning.plain_calls_kept)  # of calls forced imperative
         self._waited: deque[float] = deque(maxlen=tuning.plain_calls_kept)  # of `_plain`, as elapsed, for reports only
         self._sizes: deque[int] = deque(maxlen=tuning.plain_calls_kept)  # operations of the last followed calls
+        self._varies = False  # whether some of them had many more than others
         self._per_call = 0.0  # the lower median of `_plain`, or their mean if calls differ in size
         self._doubt = 0.0
         self._balance = 0.0
@@ -66,19 +67,24 @@ class Profitability:
             self._since = 0
 
     def _estimate(self) -> None:
-        estimate = statistics.fmean if self._varies() else statistics.median_low
+        estimate = statistics.fmean if self._varies else statistics.median_low
         self._per_call = estimate(self._plain)
 
-    def _varies(self) -> bool:
-        """Returns whether some calls have many more operations than others."""
-        return bool(self._sizes) and max(self._sizes) > tuning.varied_calls * (min(self._sizes) + 1)
+    def _note_size(self, operations: int) -> None:
+        """Notes how many operations a followed call had; costs nothing where all have the same."""
+        same = bool(self._sizes) and self._sizes[-1] == operations
+        self._sizes.append(operations)
+        if self._varies or not same:
+            self._varies = max(self._sizes) > tuning.varied_calls * (min(self._sizes) + 1)
+            if self._plain:
+                self._estimate()
 
     def _wanted(self) -> int:
         """Returns how many more imperative calls to time before following is given up: two agree, or many are timed."""
         timed, kept = len(self._plain), tuning.plain_calls_kept
         if timed < 2:
             return 2 - timed
-        differ = self._varies() or max(self._plain) > tuning.varied_calls * min(self._plain)
+        differ = self._varies or max(self._plain) > tuning.varied_calls * min(self._plain)
         return kept - timed if differ else 0
 
     def invested(self, seconds: float) -> None:
@@ -96,7 +102,7 @@ class Profitability:
         `compiled`: whether all that was new in it is what it has compiled, or validated; `operations`: how many it had.
         """
         with self._lock:
-            self._sizes.append(operations)
+            self._note_size(operations)
             last, self._last = self._last, seconds
             # Neither is a reason to doubt: what is compiled is known by then, and calls that get ever faster will soon
             # have nothing left to learn. Else most functions would be timed in their fourth call, for nothing: by then
@@ -107,11 +113,10 @@ class Profitability:
                 self._doubt = max(self._doubt - 1, 0)
             if not self._plain:
                 if self._doubt >= tuning.doubt_before_timing:
-                    self.paused = tuning.varied_calls_timed if self._varies() else 1
+                    self.paused = tuning.varied_calls_timed if self._varies else 1
                 return False
-            self._estimate()
             plain, largest = self._per_call, self._per_call
-            if self._varies():  # an imperative call takes as long as it has operations
+            if self._varies:  # an imperative call takes as long as it has operations
                 per_operation = plain / (statistics.fmean(self._sizes) + 1)
                 plain, largest = per_operation * (operations + 1), per_operation * (max(self._sizes) + 1)
             saved = max(plain - seconds, -(min(tuning.following_patience, most) if clean else most) * plain)

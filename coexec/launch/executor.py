@@ -95,7 +95,7 @@ class SegmentExecutor:
                 executable = self._compile(compiled, last, pending.alive, pending.budget)
             if executable is not None and executable.backend == "xla" and timer_signals.is_running():
                 executable = self._without_xla(compiled, last, pending.alive)
-            if executable is not None and (options.validating or self._is_new(executable, pending.last, options)):
+            if executable is not None and (options.validating or self._must_compare(executable, last, options)):
                 return self._validate(executable, pending, compiled, options)
             if executable is not None and self._is_audited(executable, options):
                 return self._audit(executable, pending, compiled, options)
@@ -207,23 +207,24 @@ class SegmentExecutor:
             return False
         return executable.size <= tuning.max_validated_bytes and self.audits.wants(executable)
 
-    def _is_new(self, executable: Executable, last: Step, options: Options) -> bool:
-        """Whether an executable is still to be validated."""
+    def _is_new(self, executable: Executable, options: Options) -> bool:
+        """Whether an executable has still to be validated."""
         if not tuning.validates_new or executable.trusted or options.trusting:
             return False
-        return executable.size <= tuning.max_validated_bytes and not self._recombines(executable, last)
+        return executable.size <= tuning.max_validated_bytes
 
-    def _recombines(self, executable: Executable, last: Step) -> bool:
-        """Whether a graph has only operations that have been compared in others; if so, some are compared yet.
+    def _must_compare(self, executable: Executable, last: Step, options: Options) -> bool:
+        """Returns whether to validate a launch, as the executable is new; trusts some graphs without.
 
-        Each new path of a function whose calls choose among ways of a few parts would be, which takes as long as the
-        call. `audits` come to those left out, too.
+        Those have only operations that have been compared in others. Each new path of a function whose calls choose
+        among ways of a few parts would be compared, which takes as long as the call. `audits` come to them, too.
         """
-        if executable.backend != "graph" or not self._compared.issuperset(_variants(last)):
+        if not self._is_new(executable, options):
             return False
-        self._recombined += 1
-        executable.trusted = self._recombined % tuning.validates_recombined > 0
-        return executable.trusted
+        if executable.backend == "graph" and self._compared.issuperset(_variants(last)):
+            self._recombined += 1
+            executable.trusted = self._recombined % tuning.validates_recombined > 0
+        return not executable.trusted
 
     def found(self, text: str, place: str, options: Options) -> None:
         """Notes that something compiled or memoized differed from the program; raises `Divergence` if strict."""

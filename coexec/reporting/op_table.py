@@ -20,7 +20,8 @@ XLA, GRAPH, AT_ONCE, ALONE = "in segments, also by XLA", "in segments, outside o
 _ABOUT = {
     XLA: "Part of a segment, which is launched as a whole: as a graph, or compiled by XLA.",
     GRAPH: "Part of a segment. Where XLA compiles it, what surrounds these is compiled in parts.",
-    AT_ONCE: "On its own, as it is called, if its inputs are known by then; else behind what is pending.",
+    AT_ONCE: "On its own, as it is called, if its inputs are known by then; else behind what is pending. "
+    "(`VarHandleOp`, which makes a variable, also behind what may fail.)",
     ALONE: "On its own, between two launches.",
 }
 

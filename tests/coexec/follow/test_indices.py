@@ -178,17 +178,17 @@ def test_choices_between_two_are_no_paths(pick):
 
 
 SLICES = {
-    "all": ([0, 0], [-1, -1]),
-    "one": ([1, 2], [1, 1]),
-    "none": ([1, 0], [0, 4]),
-    "wide": (np.int64([0, 1]), np.int64([2, -1])),
+    "to the end": lambda row: ([row, 0], [-1, -1]),
+    "one": lambda row: ([1 + row, 2], [1, 1]),
+    "none": lambda row: ([1 + row, 0], [0, 4]),
+    "int64": lambda row: (np.int64([row, 1]), np.int64([2, -1])),
+    "the same": lambda row: ([1, 1], [2, 2]),
 }
 
 
 @pytest.mark.parametrize("name", SLICES)
 def test_gradients_of_slices(name):
     """First and second, in calls that begin at other places."""
-    begin, size = SLICES[name]
 
     def make(decorate):
         weight = tf.Variable(tf.reshape(tf.range(12.0), [3, 4]))
@@ -197,11 +197,34 @@ def test_gradients_of_slices(name):
         def step(row):
             with tf.GradientTape() as outer:
                 with tf.GradientTape() as tape:
-                    part = tf.slice(weight, [begin[0] + row, begin[1]] if name == "one" else begin, size)
+                    part = tf.slice(weight, *SLICES[name](row))
                     loss = tf.reduce_sum(part**3)
                 first = tape.gradient(loss, weight)
             return part, first, outer.gradient(first, weight)
 
         return step
 
-    run_both(make, [(n % 2,) for n in range(8)])
+    with testing.always_follow():
+        fn = run_both(make, [(n % 2,) for n in range(12)])
+    assert fn.stats().followed >= 9, fn.explain()
+    assert "StridedSliceGrad" in str(fn.trace_graph)
+    check(fn.trace_graph)
+
+
+def test_the_gradient_of_a_slice_of_a_scalar():
+    nothing = tf.zeros([0], tf.int32)
+
+    def make(decorate):
+        weight = tf.Variable(3.0)
+
+        @decorate
+        def step(scale):
+            with tf.GradientTape() as tape:
+                loss = tf.slice(weight, nothing, nothing) ** 2 * scale
+            return loss, tape.gradient(loss, weight)
+
+        return step
+
+    with testing.always_follow():
+        fn = run_both(make, [(float(n),) for n in range(8)])
+    assert fn.stats().followed >= 6, fn.explain()

@@ -1,5 +1,6 @@
 """What is compiled is compared with its operations before it is trusted, and library calls with what they did."""
 
+import itertools
 import types
 
 import keras
@@ -11,9 +12,11 @@ import coexec
 from coexec import testing
 from coexec.base.tuning import tuned
 from coexec.compile.executable import Executable
+from coexec.launch import executor
 from coexec.launch.rounding import otherwise_rounded
 from coexec.lowering.emit import Emitter
 from coexec.lowering.function_body import Body
+from coexec.lowering.plan import make_plan
 from tests.coexec import outcomes, unchanged
 from tests.snapshots import assert_same
 
@@ -370,3 +373,50 @@ def test_failures(backend):
     step = compared(backend, make=make)
     assert step.stats().launches > 3
     assert "found by validation" not in step.explain()
+
+
+@pytest.mark.parametrize("share", [1, 4])
+def test_new_combinations_of_compared_operations(share, monkeypatch):
+    """Sixteen paths through eight parts: once all parts are compared, one in `share` of the new graphs is.
+
+    None is planned at its first visit, as none has the operations of another.
+    """
+    planned = []
+
+    def noting(last, outputs):
+        planned.append(last.visits)
+        return make_plan(last, outputs)
+
+    monkeypatch.setattr(executor, "make_plan", noting)
+    paths = list(itertools.product([False, True], repeat=4))
+    calls = [(choices,) for choices in paths for _ in range(3)]
+
+    def make(decorate):
+        weight = tf.Variable(tf.eye(3) * 0.5)
+
+        @decorate
+        def step(choices):
+            x = tf.ones([2, 3])
+            x = tf.tanh(x @ weight) if choices[0] else tf.sigmoid(x - 1.0)
+            x = tf.sin(x @ weight) if choices[1] else tf.square(x - 1.0)
+            x = tf.cos(x @ weight) if choices[2] else tf.nn.softplus(x - 1.0)
+            x = tf.exp(x @ weight) if choices[3] else tf.nn.elu(x - 1.0)
+            weight.assign(tf.clip_by_value(weight * 0.9 + tf.reduce_mean(x) * 0.1, -1.0, 1.0))
+            return x + 1.0
+
+        return step
+
+    with testing.always_follow(), tuned(validates_recombined=share):
+        fn = make(coexec.function)
+        found = outcomes(fn, calls)
+    for number, (one, other) in enumerate(zip(outcomes(make(unchanged), calls), found, strict=True)):
+        assert_same(one, other, rtol=1e-5, path=f"call {number}: ")
+    stats = fn.stats()
+    assert stats.followed + stats.diverged == len(calls) - 1, fn.explain()
+    assert stats.compiles == len(paths), fn.explain()
+    assert stats.launches >= len(paths), fn.explain()
+    if share == 1:
+        assert stats.validated == stats.compiles
+    else:
+        assert 4 <= stats.validated <= stats.compiles // 2
+    assert min(planned) > 1
