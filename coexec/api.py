@@ -229,7 +229,8 @@ class Function:
 
         Raises:
           ValueError: if there is no such stage, or no call has been followed yet.
-          NotImplementedError: if XLA can compile none of the segments; the message says why.
+          NotImplementedError: if XLA can compile none of the segments, or TensorFlow does not print the stage (2.18 has
+            no "stablehlo"); the message says why.
         """
         return self.segments().ir(stage)
 

@@ -3,6 +3,11 @@
 import sys
 
 import pytest
+import tensorflow as tf
 
 # What is found by an instruction's place in the source: which test it belongs to, which statement that decides.
 needs_places = pytest.mark.skipif(sys.version_info < (3, 11), reason="instructions have no places before Python 3.11")
+
+# XLA's program as StableHLO, which `ir()` gives unless asked for another stage.
+PRINTS_STABLEHLO = not tf.__version__.startswith("2.18.")
+needs_stablehlo = pytest.mark.skipif(not PRINTS_STABLEHLO, reason="TensorFlow prints no StableHLO before 2.19")

@@ -16,6 +16,7 @@ PACKAGES = ("coexec", "tracer")
 
 # Lowest first. A module imports only those of lines above its own; those of one line are apart.
 TRACER = [
+    ["versions"],
     ["hooks"],
     ["private"],
     ["buffer", "errors", "handler", "index", "managers", "memory", "old_generation", "naming", "random_states", "spec",

@@ -17,6 +17,8 @@ from operator import itemgetter
 from types import ModuleType
 from typing import Any
 
+from tracer import versions
+
 _MISSING: Any = object()  # marks an attribute that a class inherits
 
 # How long a hook stays installed.
@@ -129,6 +131,11 @@ class HookSet(Hooks):
             except BaseException:
                 self.release()
                 raise
+
+    def hold_for_good(self) -> None:
+        """Adds a user that stays, unless nothing is to be followed with this version of TensorFlow."""
+        if not versions.UNTESTED:
+            self.hold()
 
     def release(self) -> None:
         """Removes a user; the last one restores the originals."""

@@ -35,6 +35,7 @@ from tracer.lazy import LazyTensor, has_lazy, unwrap
 from tracer.op import FINALIZERS, Const, Signature, array_in, complete_attrs, signature_of
 from tracer.private import EagerTensor, FuncRegistry, constant_op, context, core, ops, pywrap_tfe, record
 from tracer.spec import RESOURCE, Spec
+from tracer.versions import present
 
 fast_execute = pywrap_tfe.TFE_Py_FastPathExecute
 execute = pywrap_tfe.TFE_Py_Execute
@@ -500,7 +501,7 @@ _HOOKS: list[tuple[Any, str, Any, Any]] = [
 ]
 _HOOKS += [
     (pywrap_tfe, name, getattr(pywrap_tfe, name), _unwrapping(getattr(pywrap_tfe, name)))
-    for name in ("TFE_ToDlpackCapsule", "TFE_DlpackDevice", "TFE_Py_PackEagerTensors")
+    for name in present(pywrap_tfe, "TFE_ToDlpackCapsule", "TFE_DlpackDevice", "TFE_Py_PackEagerTensors")
 ]
 _HOOKS += [
     (pywrap_tfe, name, getattr(pywrap_tfe, name), tell(getattr(pywrap_tfe, name), event))

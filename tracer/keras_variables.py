@@ -163,7 +163,7 @@ def install() -> None:
         ("assign_sub", issued.assign_sub_variable_op),
     ):
         _hooks.add(ResourceVariable, name, _writing(getattr(ResourceVariable, name), issue))
-    _hooks.hold()
+    _hooks.hold_for_good()
 
 
 install()

@@ -202,7 +202,7 @@ def install() -> None:
             _hooks.add(base, slot, _answered(op, getattr(base, slot), slot.startswith("__r"), unconverted))
     for slot in ("__matmul__", "__rmatmul__"):
         _hooks.add(base, slot, _multiplied(getattr(base, slot), slot.startswith("__r")))
-    _hooks.hold()  # before those of variables, which build on them
+    _hooks.hold_for_good()  # before those of variables, which build on them
     for slot in [name for target, name in _hooks.entries() if target is base and name != "__getitem__"]:
         _hooks.add(ResourceVariable, slot, _of_variable(slot, getattr(ResourceVariable, slot)))
 

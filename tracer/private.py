@@ -1,6 +1,7 @@
 """Private: the only module that imports non-public parts of TensorFlow and Keras.
 
-Relies on TensorFlow 2.21; `tests/tracer/test_private.py` pins what each part must do, and fails first when it changes.
+Relies on what `versions.TESTED` have in common; `tests/tracer/test_private.py` pins what each part must do, and fails
+first when it changes. What they do not have in common stands in `versions`.
 
 * `pywrap_tfe`: the entry points of the eager runtime, looked up as module attributes on each use (see `intercept`).
 * `context`, `core`, `record`, `ops`: the eager context and its device name, the exceptions of the fast path, whether
@@ -97,6 +98,7 @@ from tensorflow.python.util._pywrap_utils import IsNested as is_nested
 from tensorflow.python.util._pywrap_utils import IsNestedOrComposite as is_nested_or_composite
 
 from tracer import hooks
+from tracer.versions import ABSEIL, present
 
 EagerTensor = ops.EagerTensor
 gradient_code = backprop._gradient_function.__code__
@@ -117,7 +119,6 @@ __all__ = [
     "tf_module", "types_pb2", "variable_accessed",
 ]  # fmt: skip
 
-_ABSEIL = "_ZN4absl12lts_2025081411MinLogLevelEv", "_ZN4absl12lts_2025081414SetMinLogLevelENS0_18LogSeverityAtLeastE"
 _FATAL = 3
 _quiet_lock = threading.Lock()
 _quiet_depth = 0
@@ -126,7 +127,7 @@ _level = 0
 
 def _levels() -> tuple[Any, Any]:
     library = ctypes.CDLL(os.path.join(tf.sysconfig.get_lib(), "libtensorflow_framework.so.2"))
-    level, set_level = (getattr(library, name) for name in _ABSEIL)
+    level, set_level = (getattr(library, present(library, *names)[0]) for names in ABSEIL)
     return level, set_level
 
 
@@ -156,7 +157,7 @@ def quiet() -> Iterator[None]:
     global _quiet_depth, _level
     try:
         level, set_level = _levels()
-    except (OSError, AttributeError):  # another build of TensorFlow: the messages are printed
+    except (OSError, IndexError):  # another build of TensorFlow: the messages are printed
         yield
         return
     with _quiet_lock:
@@ -180,7 +181,15 @@ def functions_of_dataset(dataset: Any) -> list[Any]:
 
 
 def compiler_ir_of(ctx: Any, name: str, given: list[Any], stage: str) -> str:
-    """Returns XLA's program for a registered function and arguments of these shapes; `stage` is one of TensorFlow's."""
+    """Returns XLA's program for a registered function and arguments of these shapes; `stage` is one of TensorFlow's.
+
+    Raises `NotImplementedError` for a stage that this version does not print.
+    """
     device = ctx.device_name or tf.zeros([]).device
-    text: bytes = ctx.get_compiler_ir(device, None, name, given, [], stage)
+    try:
+        text: bytes = ctx.get_compiler_ir(device, None, name, given, [], stage)
+    except ValueError as error:
+        if not str(error).startswith("Invalid stage"):
+            raise
+        raise NotImplementedError(f"TensorFlow {tf.__version__} does not print it: {error}") from error
     return text.decode()

@@ -144,4 +144,4 @@ for _name in ("value", "_read_variable_op"):
     _hooks.add(ResourceVariable, _name, _answered(getattr(ResourceVariable, _name)))
 _hooks.add(pywrap_tfe, "TFE_Py_VariableWatcherNew", _opening(pywrap_tfe.TFE_Py_VariableWatcherNew))
 _hooks.add(pywrap_tfe, "TFE_Py_VariableWatcherRemove", _closing(pywrap_tfe.TFE_Py_VariableWatcherRemove))
-_hooks.hold()
+_hooks.hold_for_good()

@@ -20,10 +20,10 @@ from coexec.api import function
 from coexec.compile.disk_store import store
 from coexec.testing import compile_everything
 from tracer import hooks, intercept, private
+from tracer.versions import TESTED
 
 PYTHONS = (3, 10), (3, 13)
-TENSORFLOW = "2.21"
-KERAS = "3"
+KERAS = ("3",)
 DRIVER = Path("/proc/driver/nvidia/version")
 OK, SLOW, BROKEN = "ok", "slow", "broken"
 
@@ -44,10 +44,10 @@ def versions() -> Iterator[Symptom]:
     right = PYTHONS[0] <= python <= PYTHONS[1]
     fix = "" if right else "use Python 3.10 to 3.13"
     yield Symptom("python", OK if right else BROKEN, ".".join(map(str, python)), fix)
-    for name, wanted in (("tensorflow", TENSORFLOW), ("keras", KERAS), ("numpy", "")):
+    for name, tested in (("tensorflow", TESTED), ("keras", KERAS), ("numpy", ("",))):
         found = version_of(name)
-        right = found.startswith(f"{wanted}." if wanted else "")
-        fix = "" if right else f"pip install '{name}=={wanted}.*'"
+        right = any(found.startswith(f"{each}." if each else "") for each in tested)
+        fix = "" if right else f"pip install '{name}=={tested[-1]}.*'"
         yield Symptom(name, OK if right else BROKEN, found or "not installed as a package", fix)
 
 
@@ -64,7 +64,7 @@ def reliances() -> Iterator[Symptom]:
     """The private parts of TensorFlow and Keras that coexec relies on, and the hooks that it puts there."""
     gone = [name for name in private.__all__ if getattr(private, name, None) is None]
     gone += [f"{target.__name__}.{name}" for target, name in _hooked() if not hasattr(target, name)]
-    fix = f"install TensorFlow as it was released: pip install --force-reinstall 'tensorflow=={TENSORFLOW}.*'"
+    fix = f"install TensorFlow as it was released: pip install --force-reinstall 'tensorflow=={TESTED[-1]}.*'"
     if gone:
         yield Symptom("private parts", BROKEN, f"missing: {', '.join(gone)}", fix)
     else:

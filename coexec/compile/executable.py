@@ -24,15 +24,16 @@ from coexec.lowering.partition import outline
 from coexec.lowering.plan import Plan
 from coexec.lowering.reroll.reroll import fold
 from coexec.lowering.xla.philox import words_of
-from tracer import hooks
+from tracer import hooks, versions
 from tracer.block import Block
 from tracer.intercept import execute, make_constant
 from tracer.private import config_pb2, context, function_pb2
 from tracer.seeds import Pair
 from tracer.spec import RESOURCE, Spec
 
-# By default XLA's minimum and maximum on CPU drop NaNs. The flag is read once, before the first compilation.
-if "xla_cpu_enable_fast_min_max" not in os.environ.get("XLA_FLAGS", ""):
+# By default XLA's minimum and maximum on CPU drop NaNs. The flag is read once, before the first compilation. (A version
+# that does not know it would end the process.)
+if "xla_cpu_enable_fast_min_max" not in os.environ.get("XLA_FLAGS", "") and not versions.UNTESTED:
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_enable_fast_min_max=false".strip()
 hooks.Hooks(__name__, "`XLA_FLAGS`", "XLA's minimum and maximum would drop NaNs on the CPU", hooks.LASTING)
 

@@ -32,7 +32,7 @@ from coexec.launch.executor import SegmentExecutor
 from coexec.memoize.call_site import CallSites
 from coexec.memoize.known_calls import KnownCalls
 from coexec.memoize.watch_budget import Watching
-from tracer import intercept, library
+from tracer import intercept, library, versions
 from tracer.faults import absorbs, is_fault, passes
 from tracer.graph import Step, TraceGraph
 from tracer.location import mark_entry
@@ -75,7 +75,9 @@ class Controller:
         self.batching: BatchedCalls | None = None  # from the first backoff on
         self._followed = 0
         self._faults = 0  # calls in which the runtime itself failed
-        self.given_up = False
+        self.given_up = bool(versions.UNTESTED)
+        if self.given_up:
+            self.ledger.cause(Kind.BACKOFF, "the version of TensorFlow is untested", name, versions.advice())
         self._pauses: list[Step] = []  # found in the last timed call
         self._options: dict[tuple[bool, bool, bool], Options] = {}  # adjusted to the modes in effect
         self._unvalidated = 0  # calls since the first under a mode that validates

@@ -15,6 +15,7 @@ from tracer.op import freeze
 from tracer.private import types_pb2
 from tracer.rebuild import RESERVED
 from tracer.spec import RESOURCE, Spec, intern_spec
+from tracer.versions import present
 
 # Operations whose CPU kernels use TensorFlow's intra-op thread pool.
 HEAVY = frozenset(
@@ -24,7 +25,9 @@ HEAVY = frozenset(
 )  # fmt: skip
 
 # XLA packs several of these into a byte; TensorFlow's tensors hold one per byte.
-_PACKED = frozenset({types_pb2.DT_INT4, types_pb2.DT_UINT4, types_pb2.DT_INT2, types_pb2.DT_UINT2})
+_PACKED = frozenset(
+    getattr(types_pb2, name) for name in present(types_pb2, "DT_INT4", "DT_UINT4", "DT_INT2", "DT_UINT2")
+)
 
 _COSTLY = frozenset({"BatchMatMulV2", "BatchMatMulV3", "Cholesky", "Einsum", "MatMul", "Qr", "Sort", "Svd", "TopKV2"})
 

@@ -11,6 +11,7 @@ import coexec
 from coexec import testing
 from coexec.reporting.segments import ends_in
 from tests.coexec import run_both
+from tests.marks import needs_stablehlo
 
 X = tf.constant(np.arange(12, dtype="float32").reshape(3, 4))
 
@@ -84,7 +85,12 @@ def test_operations_that_run_one_by_one_are_a_segment_too():
 
 @pytest.mark.parametrize("backend", [True, False])
 @pytest.mark.parametrize(
-    ("stage", "sign"), [("stablehlo", "stablehlo.dot"), ("hlo", " dot("), ("optimized_hlo", "ENTRY")]
+    ("stage", "sign"),
+    [
+        pytest.param("stablehlo", "stablehlo.dot", marks=needs_stablehlo),
+        ("hlo", " dot("),
+        ("optimized_hlo", "ENTRY"),
+    ],
 )
 def test_the_ir_of_each_stage(backend, stage, sign):
     """Whether XLA runs the segments or not; what the program launches stays as it was."""
@@ -104,6 +110,7 @@ def test_the_ir_of_each_stage(backend, stage, sign):
     assert [s.backend for s in step.segments()] == names
 
 
+@needs_stablehlo
 def test_random_numbers_and_gradients_have_an_ir():
     """Seeds are an argument of their own; a whole Keras step is one program."""
     keras.utils.set_random_seed(0)
@@ -149,6 +156,7 @@ def test_before_a_call_was_followed():
     assert step.segments() == ()
 
 
+@needs_stablehlo
 def test_what_xla_refuses_has_no_ir():
     """The reason is in the message; beside a segment that it takes, in a comment."""
 
