@@ -1,6 +1,6 @@
 """Spec: what is known of a tensor without its value.
 
-Relies on `EagerTensor._datatype_enum`, `_shape_tuple` and `_handle_data` (TensorFlow 2.21).
+Relies on `EagerTensor._datatype_enum`, `_shape_tuple` and `_handle_data`.
 """
 
 from __future__ import annotations

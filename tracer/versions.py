@@ -1,4 +1,4 @@
-"""Versions: those of TensorFlow that coexec is tested with, and everything that differs between them.
+"""Versions: those of TensorFlow and Keras that coexec is tested with, and everything that differs between them.
 
 What differs is asked of what is there, not of the number of the version:
 
@@ -9,6 +9,7 @@ What differs is asked of what is there, not of the number of the version:
   2.21.
 
 With any other version functions run plainly: private parts that it has under the same names may do something else.
+Keras before 3.8 lacks some of those parts.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import os
 import warnings
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 # Each is run by `make test-versions`; pyproject.toml allows the same.
 TESTED = ("2.18", "2.19", "2.20", "2.21")
+KERAS = 3, 8  # the first of its major version; later ones are taken on trust
 # Set to 1, calls are followed with whichever version there is: for whoever tries a new one.
 VARIABLE = "COEXEC_ANY_TENSORFLOW"
 
@@ -36,15 +39,32 @@ def is_tested(version: str) -> bool:
     return any(version.startswith(f"{tested}.") for tested in TESTED)
 
 
-# The version of TensorFlow if functions must run plainly with it, or "".
-UNTESTED = "" if is_tested(tf.__version__) or os.environ.get(VARIABLE, "0") not in ("", "0") else tf.__version__
+def has_tested_keras(version: str) -> bool:
+    """Whether this is a release of Keras 3 that has all that is relied on."""
+    major, _, rest = version.partition(".")
+    minor = rest.partition(".")[0]
+    return major == str(KERAS[0]) and minor.isdigit() and int(minor) >= KERAS[1]
+
+
+def _untested() -> str:
+    if os.environ.get(VARIABLE, "0") not in ("", "0"):
+        return ""
+    if not is_tested(tf.__version__):
+        return f"TensorFlow {tf.__version__}"
+    return "" if has_tested_keras(keras.__version__) else f"Keras {keras.__version__}"
+
+
+# What functions must run plainly with, or "".
+UNTESTED = _untested()
 
 
 def advice() -> str:
-    """Returns which version was found, which are tested, and what to do."""
+    """Returns what was found, which versions are tested, and what to do."""
+    wanted = f"{KERAS[0]}.{KERAS[1]}"
     return (
-        f"coexec is tested with TensorFlow {TESTED[0]} to {TESTED[-1]}, and this is {tf.__version__}. Install one of "
-        f"these: pip install 'tensorflow=={TESTED[-1]}.*'; or set {VARIABLE}=1 to try this one, at your own risk"
+        f"coexec is tested with TensorFlow {TESTED[0]} to {TESTED[-1]} and Keras from {wanted} on, and this is "
+        f"{UNTESTED}. Install what is tested: pip install 'tensorflow=={TESTED[-1]}.*' "
+        f"'keras>={wanted},<{KERAS[0] + 1}'; or set {VARIABLE}=1 to try this one, at your own risk"
     )
 
 

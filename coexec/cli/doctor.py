@@ -20,10 +20,9 @@ from coexec.api import function
 from coexec.compile.disk_store import store
 from coexec.testing import compile_everything
 from tracer import hooks, intercept, private
-from tracer.versions import TESTED
+from tracer.versions import KERAS, TESTED, has_tested_keras, is_tested
 
 PYTHONS = (3, 10), (3, 13)
-KERAS = ("3",)
 DRIVER = Path("/proc/driver/nvidia/version")
 OK, SLOW, BROKEN = "ok", "slow", "broken"
 
@@ -44,10 +43,14 @@ def versions() -> Iterator[Symptom]:
     right = PYTHONS[0] <= python <= PYTHONS[1]
     fix = "" if right else "use Python 3.10 to 3.13"
     yield Symptom("python", OK if right else BROKEN, ".".join(map(str, python)), fix)
-    for name, tested in (("tensorflow", TESTED), ("keras", KERAS), ("numpy", ("",))):
+    for name, fits, wanted in (
+        ("tensorflow", is_tested, f"=={TESTED[-1]}.*"),
+        ("keras", has_tested_keras, f">={KERAS[0]}.{KERAS[1]},<{KERAS[0] + 1}"),
+        ("numpy", bool, ""),
+    ):
         found = version_of(name)
-        right = any(found.startswith(f"{each}." if each else "") for each in tested)
-        fix = "" if right else f"pip install '{name}=={tested[-1]}.*'"
+        right = fits(found)
+        fix = "" if right else f"pip install '{name}{wanted}'"
         yield Symptom(name, OK if right else BROKEN, found or "not installed as a package", fix)
 
 

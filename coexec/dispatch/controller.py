@@ -77,7 +77,7 @@ class Controller:
         self._faults = 0  # calls in which the runtime itself failed
         self.given_up = bool(versions.UNTESTED)
         if self.given_up:
-            self.ledger.cause(Kind.BACKOFF, "the version of TensorFlow is untested", name, versions.advice())
+            self.ledger.cause(Kind.BACKOFF, f"{versions.UNTESTED} is untested", name, versions.advice())
         self._pauses: list[Step] = []  # found in the last timed call
         self._options: dict[tuple[bool, bool, bool], Options] = {}  # adjusted to the modes in effect
         self._unvalidated = 0  # calls since the first under a mode that validates

@@ -61,7 +61,7 @@ PLAINLY = PROGRAM + textwrap.dedent("""
     hooked = [entry for each in hooks.registry for entry in each.entries()]
     assert hooked == [], hooked
     assert os.environ.get("XLA_FLAGS", "") == ""
-    assert "the version of TensorFlow is untested" in made[0].explain()
+    assert "TensorFlow 2.99.0 is untested" in made[0].explain()
     (warning,) = told
     assert warning.filename == __file__, warning.filename
     print(warning.message)
@@ -94,14 +94,32 @@ def test_minor_versions_are_tested(version, tested):
     assert versions.is_tested(version) == tested
 
 
+@pytest.mark.parametrize(
+    ("version", "tested"),
+    [
+        ("3.8.0", True), ("3.15.1", True), ("3.99.0", True), ("3.7.0", False), ("3.0.5", False), ("4.0.0", False),
+        ("2.15.0", False), ("30.8.0", False), ("3", False), ("", False),
+    ],
+)  # fmt: skip
+def test_versions_of_keras(version, tested):
+    assert versions.has_tested_keras(version) == tested
+
+
+def test_an_untested_keras_runs_plainly_too(monkeypatch):
+    monkeypatch.setattr(versions.keras, "__version__", "3.7.0")
+    assert versions._untested() == "Keras 3.7.0"
+    monkeypatch.setenv("COEXEC_ANY_TENSORFLOW", "1")
+    assert versions._untested() == ""
+
+
 def test_an_untested_version_runs_plainly(tmp_path):
     """Nothing is hooked, recorded or compiled, the program does the same, and one warning names what to do."""
     found = ran(tmp_path / "program.py", PLAINLY.format(version="2.99.0", before=""))
     assert found.returncode == 0, found.stderr[-2000:]
     assert found.stdout == (
-        "co-executed functions run plainly: coexec is tested with TensorFlow 2.18 to 2.21, and this is 2.99.0. "
-        "Install one of these: pip install 'tensorflow==2.21.*'; or set COEXEC_ANY_TENSORFLOW=1 to try this one, at "
-        "your own risk\n"
+        "co-executed functions run plainly: coexec is tested with TensorFlow 2.18 to 2.21 and Keras from 3.8 on, and "
+        "this is TensorFlow 2.99.0. Install what is tested: pip install 'tensorflow==2.21.*' 'keras>=3.8,<4'; or set "
+        "COEXEC_ANY_TENSORFLOW=1 to try this one, at your own risk\n"
     )
 
 
@@ -111,7 +129,7 @@ def test_an_untested_version_that_lacks_a_private_part(tmp_path):
     found = ran(tmp_path / "program.py", PLAINLY.format(version="2.99.0", before=gone))
     last = found.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: coexec cannot be imported: cannot import name 'FuncRegistry' from ")
-    assert "coexec is tested with TensorFlow 2.18 to 2.21, and this is 2.99.0. Install one of these: pip " in last
+    assert "and this is TensorFlow 2.99.0. Install what is tested: pip install 'tensorflow==2.21.*' " in last
 
 
 def test_any_version_is_followed_on_request(tmp_path):
@@ -128,6 +146,8 @@ def test_the_package_asks_for_the_tested_versions():
     """Those, and no others, are what pip may install."""
     major, last = versions.TESTED[-1].split(".")
     wanted = f'"tensorflow>={versions.TESTED[0]},<{major}.{int(last) + 1}"'
-    assert wanted in (ROOT / "pyproject.toml").read_text()
+    project = (ROOT / "pyproject.toml").read_text()
+    assert wanted in project
+    assert f'"keras>={versions.KERAS[0]}.{versions.KERAS[1]},<{versions.KERAS[0] + 1}"' in project
     minors = [int(each.split(".")[1]) for each in versions.TESTED]
     assert minors == list(range(minors[0], minors[-1] + 1))

@@ -13,6 +13,7 @@ from tracer import intercept
 from tracer.intercept import handling, hold, installed, release
 from tracer.lazy import LazyTensor
 from tracer.private import constant_op, context, pywrap_tfe
+from tracer.versions import present
 
 X = tf.constant([1.0, 2.0])
 HOOKED = [(module, name) for module, name, _, _ in intercept._HOOKS]
@@ -269,11 +270,12 @@ def test_the_hooked_functions_are_the_named_ones():
     """The hooks stand in these modules under these names: nothing else is touched."""
     assert {name for module, name in HOOKED if module is pywrap_tfe} == {
         "TFE_Py_FastPathExecute", "TFE_Py_Execute", "TFE_Py_ExecuteCancelable", "TFE_Py_TensorShapeSlice",
-        "TFE_ToDlpackCapsule", "TFE_DlpackDevice", "TFE_Py_PackEagerTensors", "TFE_Py_ForwardAccumulatorNew",
+        "TFE_ToDlpackCapsule", "TFE_Py_PackEagerTensors", "TFE_Py_ForwardAccumulatorNew",
         "TFE_Py_RecordGradient", "TFE_Py_TapeGradient", "TFE_Py_TapeSetAdd", "TFE_Py_TapeSetNew",
         "TFE_Py_TapeSetPossibleGradientTypes", "TFE_Py_TapeSetRecordOperation", "TFE_Py_TapeSetRecordOperationBackprop",
         "TFE_Py_TapeSetRecordOperationForwardprop", "TFE_Py_TapeSetRemove", "TFE_Py_TapeSetShouldRecordBackprop",
         "TFE_Py_TapeVariableAccessed", "TFE_Py_TapeWatch", "TFE_Py_TapeWatchVariable",
+        *present(pywrap_tfe, "TFE_DlpackDevice"),
     }  # fmt: skip
     assert [name for module, name in HOOKED if module is constant_op] == ["convert_to_eager_tensor"]
     assert [name for module, name in HOOKED if module is context] == ["internal_operation_seed"]

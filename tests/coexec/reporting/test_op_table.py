@@ -10,6 +10,7 @@ import coexec
 from coexec import __main__ as command
 from coexec.reporting.op_table import ALONE, AT_ONCE, GRAPH, XLA, as_markdown, how_followed, operations
 from coexec.testing import always_follow, compile_everything
+from tests.marks import as_documented
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "operations.md"
 WORKS = {
@@ -23,6 +24,7 @@ WORKS = {
 }
 
 
+@as_documented
 def test_the_page_is_what_the_command_prints(capsys):
     assert PAGE.read_text().endswith("\n\n" + as_markdown()), "python -m coexec operations"
     assert command.main(["operations", "MatMul", "Unique"]) == 0
@@ -30,6 +32,7 @@ def test_the_page_is_what_the_command_prints(capsys):
     assert command.main(["operations", "MatMull"]) == 1
 
 
+@as_documented
 def test_every_operation_is_on_the_page_once():
     lines = [line for line in PAGE.read_text().splitlines() if line.startswith("*")]
     listed = [name for line in lines for name in line.rpartition(": ")[2].split(", ")]
