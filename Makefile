@@ -12,8 +12,8 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 # It pins TensorFlow's threads to one core as soon as scikit-learn's OpenMP is loaded.
 unexport OMP_PROC_BIND
 
-.PHONY: help demo test test-slow test-all test-kills test-faults test-keras fuzz soak check bench bench-all bench-growth \
-  bench-variants bench-ecosystem docs clean
+.PHONY: help demo test test-slow test-all test-kills test-faults test-keras test-versions fuzz soak check bench bench-all \
+  bench-growth bench-variants bench-ecosystem docs clean
 
 help:
 	@echo "make demo       train a classifier eagerly and co-executed, and compare"
@@ -22,6 +22,7 @@ help:
 	@echo "make test-kills kills training 20 times in each of five ways, and compares where it gets to"
 	@echo "make test-faults raises an error from every function of ours, in 23 programs, and compares: hours; ARGS=--seconds=N"
 	@echo "make test-keras Keras' own tests, each eager and followed, with a table of counts: some half an hour"
+	@echo "make test-versions the pinning tests and the corpus on TensorFlow 2.18 to 2.21: a quarter of an hour; ARGS=\"2.18 2.20\""
 	@echo "make fuzz       10,000 random programs, eager and co-executed, some hours; ARGS=\"--programs=N --seed=S\""
 	@echo "make check      lint, types, architecture and the tiny test: about a minute"
 	@echo "make soak       100,000 calls, 10,000 shapes, 1,000 models in one process, whose memory must stay flat"
@@ -53,6 +54,9 @@ test-faults: $(STAMP)
 
 test-keras: $(STAMP)
 	@$(BIN)/python -W ignore -m tests.keras_suite $(ARGS)
+
+test-versions: $(STAMP)
+	@$(BIN)/python -W ignore -m tests.environments.versions $(ARGS)
 
 fuzz: $(STAMP)
 	@$(BIN)/python -m tests.fuzz $(ARGS)
