@@ -16,5 +16,5 @@ needs_stablehlo = pytest.mark.skipif(not PRINTS_STABLEHLO, reason="TensorFlow pr
 
 # What the documentation says of the newest version only.
 as_documented = pytest.mark.skipif(
-    not tf.__version__.startswith(f"{TESTED[-1]}."), reason=f"the page is about TensorFlow {TESTED[-1]}"
+    not tf.__version__.startswith(f"{TESTED[-1]}."), reason=f"is about TensorFlow {TESTED[-1]}"
 )

@@ -8,6 +8,7 @@ import functools
 import pytest
 import tensorflow as tf
 
+from tests.marks import as_documented
 from tests.public import by_hand, calls
 from tests.public.names import MODULES, functions
 
@@ -60,6 +61,7 @@ def test_a_thousand_functions_are_called():
     assert len(functions()) - len(left_out) >= 1200
 
 
+@as_documented
 def test_the_table_has_no_line_too_many():
     """Each line stands for a public function, and no reason for a function that is called."""
     assert set(by_hand.table()) <= set(functions())
