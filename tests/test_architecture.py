@@ -21,7 +21,7 @@ TRACER = [
     ["private"],
     ["buffer", "errors", "handler", "index", "managers", "memory", "old_generation", "naming", "random_states", "spec",
      "value_stack"],
-    ["guards", "faults"],
+    ["guards", "faults", "keras_packages"],
     ["seeds"],
     ["location"],
     ["op", "literals", "source"],

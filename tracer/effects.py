@@ -15,18 +15,19 @@ import operator
 import os
 import sys
 import sysconfig
+import threading
 import types
 import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
-from tracer import hooks, random_states
+from tracer import hooks, keras_packages, random_states
 from tracer.faults import absorbs, passes
+from tracer.keras_packages import LOSSES, classes
 from tracer.location import is_user
 from tracer.op import array_in, same
 from tracer.private import EagerTensor, ops
@@ -66,8 +67,9 @@ _LEAVES = (
 # Attributes that Keras' training loop sets on a model around its steps; no layer reads them.
 _NOTES = frozenset({
     "history", "stop_training", "stop_evaluating", "stop_predicting", "train_function", "test_function",
-    "predict_function", "_eval_epoch_iterator", "_self_setattr_tracking",
+    "predict_function", "_eval_epoch_iterator",
 })  # fmt: skip
+_TRACKS = "_self_setattr_tracking"  # TensorFlow's: whether attributes written now are tracked; set and restored
 
 
 # Code that libraries generate from strings (named tuples, data classes) counts as that of the module it was made for.
@@ -76,7 +78,7 @@ _MODULES = (
     "namedtuple_",
     "tracer",
     "coexec",
-    "keras",
+    *keras_packages.NAMES,
     "tensorflow",
     "numpy",
     "optree",
@@ -337,7 +339,7 @@ _leaf_kinds: set[type] = set()  # types of which an instance was found to hold n
 
 def _held_by(holder: Any) -> tuple[Any, tuple[Any, ...]] | None:
     """Returns an object's attribute names (None for a container) and the values it holds; None if it is a leaf."""
-    if isinstance(holder, _LEAVES):
+    if isinstance(holder, (*_LEAVES, *classes.symbolic)):
         # A proxy takes its `__class__` from its target, so its type tells nothing about other instances.
         if holder.__class__ is type(holder):
             if len(_leaf_kinds) >= MAX_KINDS:
@@ -355,8 +357,10 @@ def _held_by(holder: Any) -> tuple[Any, tuple[Any, ...]] | None:
     attributes = getattr(holder, "__dict__", None)
     if type(attributes) is not dict:
         return None
-    if isinstance(holder, keras.Model):
-        attributes = {name: value for name, value in attributes.items() if name not in _NOTES}
+    if isinstance(holder, classes.models):
+        attributes = {name: value for name, value in attributes.items() if name not in _NOTES and name != _TRACKS}
+    elif isinstance(holder, threading.local) and attributes.get(LOSSES) == []:
+        attributes = {name: value for name, value in attributes.items() if name != LOSSES}  # often replaced by another
     return tuple(attributes), tuple(attributes.values())
 
 
@@ -414,7 +418,7 @@ def watch(objects: list[Any], watcher: Watcher) -> None:
     """Registers `watcher` for writes to attributes of those objects whose class is, or derives from, one of Keras'."""
     for holder in objects:
         kind = type(holder)
-        if not any(base.__module__.startswith("keras.") for base in kind.__mro__):
+        if not any(base.__module__.startswith(keras_packages.MODULES) for base in kind.__mro__):
             continue
         _hook(kind)
         key = id(holder)
@@ -447,7 +451,7 @@ def _hook(kind: type) -> None:
 
     @passes
     def __setattr__(self: Any, name: str, value: Any) -> None:
-        if id(self) not in _watched or (name in _NOTES and isinstance(self, keras.Model)):
+        if id(self) not in _watched or name == _TRACKS or (name in _NOTES and isinstance(self, classes.models)):
             original(self, name, value)
             return
         before = self.__dict__.get(name, _MISSING)

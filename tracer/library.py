@@ -18,7 +18,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tracer import gradients, hooks, structures, versions
+from tracer import gradients, hooks, keras_packages, structures, versions
 from tracer.answers import answered
 from tracer.effects import registered, written
 from tracer.faults import absorbs, passes
@@ -42,6 +42,17 @@ _WRAPPED += [
     for name in ("update_state", "result")
 ]
 
+
+def _of_legacy_keras(package: Any) -> list[tuple[type, str]]:
+    """Returns the same of Keras 2, whose metrics have methods of their own."""
+    optimizers = package.optimizers.Optimizer, package.optimizers.legacy.Optimizer
+    return [
+        (package.layers.Layer, "__call__"),
+        (package.losses.Loss, "__call__"),
+        *((kind, "apply_gradients") for kind in optimizers),
+    ]
+
+
 # TensorFlow functions that issue many operations, or few after 10 to 20 us of Python; a memoized call takes 4. None of
 # them may fail for the values of tensors (as `gather`): Keras adds the layer and its arguments to such errors.
 _FUNCTIONS = (
@@ -62,15 +73,17 @@ _CONFIG: dict[str, Any] = vars(keras_config)
 # The originals.
 gradient = tf.GradientTape.gradient
 layer_call = keras.layers.Layer.__call__
-loss_call = keras.losses.Loss.__call__
+layer_calls = {layer_call}  # and Keras 2's
+loss_calls = {keras.losses.Loss.__call__}
 
 # Names kept in Keras' global state, on which no value depends.
 _NAMES = frozenset({"name_scope_stack", "object_name_uids", "keras_name_uids", "_learning_phase"})
 
 _hooks = hooks.HookSet(
     __name__,
-    "`__call__` and the like of Keras' public classes, `tf.GradientTape.gradient`, `Layer.add_loss`; functions of "
-    "TensorFlow's, and of registered modules",
+    "`__call__` and the like of Keras' public classes, `tf.GradientTape.gradient`, `Layer.add_loss`; the same of Keras "
+    "2, and AutoGraph's `tf_convert`, once the program has imported it; functions of TensorFlow's, and of registered "
+    "modules",
     "a handler may follow the call as a whole, or answer it where it is one operation",
     hooks.PROCESS,
 )
@@ -82,12 +95,7 @@ def install() -> None:
     with hooks.installing:  # two threads may decorate their first functions at once
         if _hooks.users or versions.UNTESTED:
             return
-        known = set()
-        for kind, name in _WRAPPED:
-            owner = next(base for base in kind.__mro__ if name in vars(base))
-            if (owner, name) not in known:
-                known.add((owner, name))
-                _hooks.add(owner, name, _wrap(vars(owner)[name]))
+        _wrap_methods(_WRAPPED)
         for path in _FUNCTIONS:
             wrapper = _open(*_place_of(path))
             _name(wrapper, path)
@@ -100,6 +108,35 @@ def install() -> None:
         _hooks.add(keras.layers.Layer, "add_loss", _telling(keras.layers.Layer.add_loss))
         gradients.install()
         _hooks.hold()
+        if keras_packages.legacy is not None:  # after `uninstall`
+            _install_legacy(keras_packages.legacy.package)
+
+
+def adopt_legacy_keras() -> None:
+    """Does the same for Keras 2, once the program has imported it; without wrappers, nothing."""
+    if keras_packages.legacy is None and _hooks.users:
+        with hooks.installing:
+            adopted = keras_packages.adopt_legacy()
+            if adopted is not None:
+                _install_legacy(adopted.package)
+
+
+def _install_legacy(package: Any) -> None:
+    _wrap_methods(_of_legacy_keras(package))
+    _hooks.add(package.layers.Layer, "add_loss", _telling(package.layers.Layer.add_loss))
+    autograph = keras_packages.legacy_autograph()
+    _hooks.add(autograph, "tf_convert", _converting(autograph.tf_convert, package.metrics.Metric))
+    layer_calls.add(behind(package.layers.Layer.__call__))
+    loss_calls.add(behind(package.losses.Loss.__call__))
+
+
+def _wrap_methods(wrapped: list[tuple[type, str]]) -> None:
+    known = set()
+    for kind, name in wrapped:
+        owner = next(base for base in kind.__mro__ if name in vars(base))
+        if (owner, name) not in known:
+            known.add((owner, name))
+            _hooks.add(owner, name, _wrap(vars(owner)[name]))
 
 
 def _place_of(path: str) -> tuple[Any, str]:
@@ -193,13 +230,34 @@ def _telling(original: Any) -> Any:
     return write
 
 
+def _converting(original: Any, metric: type) -> Any:
+    """Wraps AutoGraph's conversion, by which each metric of Keras 2 runs its `update_state` and `result`.
+
+    A metric replaces these methods of its class by closures of its own, which look this function up on each call.
+    """
+
+    @functools.wraps(original)
+    @passes
+    def tf_convert(f: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(f) is types.MethodType and issubclass(type(f.__self__), metric) and current_handler() is not None:
+            function = f.__func__
+            if str(function.__module__).startswith(keras_packages.MODULES):  # eagerly, nothing of it is converted
+                wrapper = _wrappers.get(function)
+                if wrapper is None:
+                    wrapper = _wrappers[function] = _wrap(function)
+                return functools.partial(wrapper, f.__self__)
+        return original(f, *args, **kwargs)
+
+    return tf_convert
+
+
 def environment(kept: list[Any]) -> tuple[Any, ...]:
     """Returns what a library call depends on besides its arguments and objects: scopes, policies, the device.
 
     Objects are represented by id and appended to `kept`, which must outlive every comparison of the result.
     """
     context = vars(global_state.GLOBAL_STATE_TRACKER).get(_CALL)
-    return (*_scopes(kept), *(() if context is None else _told(context, kept)))
+    return (*_scopes(kept), *(() if context is None else _told(context, kept)), *_legacy(kept))
 
 
 def _scopes(kept: list[Any]) -> tuple[Any, ...]:
@@ -226,6 +284,10 @@ def call_context() -> dict[str, Any] | None:
     """
     context = vars(global_state.GLOBAL_STATE_TRACKER).get(_CALL)
     return None if context is None else vars(context)
+
+
+def _legacy(kept: list[Any]) -> tuple[Any, ...]:
+    return () if keras_packages.legacy is None else keras_packages.legacy.surroundings(kept)
 
 
 def _settings() -> tuple[Any, ...]:
@@ -271,4 +333,6 @@ class Surroundings:
             self._environment, self._seen = _scopes(self._kept), seen
         kept += self._kept
         context = state.get(_CALL)
-        return self._environment if context is None else (*self._environment, *_told(context, kept))
+        if context is None and keras_packages.legacy is None:
+            return self._environment
+        return (*self._environment, *(() if context is None else _told(context, kept)), *_legacy(kept))

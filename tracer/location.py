@@ -7,10 +7,10 @@ import sys
 from types import CodeType
 from typing import Any, NamedTuple
 
-import keras
 import numpy
 import tensorflow
 
+from tracer import keras_packages
 from tracer.faults import passes
 from tracer.guards import Guard, guard_of, start_of
 from tracer.managers import are_plain, global_of, item_of, lets_pass
@@ -48,7 +48,9 @@ def _package_directory(module: Any) -> str:
 
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_library_prefixes = [_package_directory(m) for m in (tensorflow, keras, numpy)] + [
+_library_prefixes = [
+    *map(_package_directory, (tensorflow, numpy)),
+    *keras_packages.folders(),
     _HERE,
     os.path.join(os.path.dirname(os.path.dirname(_HERE)), "coexec", ""),
 ]

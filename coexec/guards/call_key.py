@@ -16,6 +16,7 @@ import tensorflow as tf
 from coexec.base.tuning import tuning
 from tracer.cursor import Cursor
 from tracer.intercept import make_constant
+from tracer.keras_packages import classes
 from tracer.lazy import LazyTensor
 from tracer.op import Const, freeze
 from tracer.private import EagerTensor, is_resource_variable
@@ -137,10 +138,9 @@ class SpecArguments(CallArguments):
 _SCALARS = (int, float, bool, complex, str, bytes, type(None))
 
 
-BY_IDENTITY = (
-    keras.layers.Layer, keras.losses.Loss, keras.metrics.Metric, keras.optimizers.Optimizer, keras.Variable,
-    tf.UnconnectedGradients,
-)  # fmt: skip
+def is_by_identity(kind: type) -> bool:
+    """Returns whether objects of this class are compared by identity."""
+    return issubclass(kind, (*classes.stateful, keras.Variable, tf.Variable, tf.UnconnectedGradients))
 
 
 _RESOURCE = "_should_act_as_resource_variable"  # looked up on types, as on values it might run the program's code
@@ -172,7 +172,7 @@ def _what_is(value: Any, kind: type) -> str:
         what = SLICES
     elif kind in _SCALARS or issubclass(kind, (tf.DType, tf.TensorShape, np.dtype)):
         what = SCALAR
-    elif issubclass(kind, (*BY_IDENTITY, tf.Variable)) or (hasattr(kind, _RESOURCE) and is_resource_variable(value)):
+    elif is_by_identity(kind) or (hasattr(kind, _RESOURCE) and is_resource_variable(value)):
         what = OBJECT
     else:
         what = OTHER
@@ -193,20 +193,24 @@ def with_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[A
     if isinstance(holder, keras.layers.Layer):
         if not getattr(holder, "_convert_input_args", False):
             return args, kwargs
+    elif isinstance(holder, classes.layers):  # Keras 2 converts the first argument alone
+        return (holder, *(_convert(v, None) for v in args[1:2]), *args[2:]), kwargs
     else:
         wanted = getattr(holder, "dtype", "")  # NumPy would round other floats
 
-    def convert(value: Any) -> Any:
-        kind = type(value)
-        if kind is np.ndarray and (wanted is None or value.dtype.kind in "iub" or value.dtype == wanted):
-            try:
-                return make_constant(value, None)
-            except (TypeError, ValueError):
-                return value  # the library raises its own error
-        if kind is list or kind is tuple:
-            return kind([convert(v) for v in value])
-        if kind is dict:
-            return {k: convert(v) for k, v in value.items()}
-        return value
+    return _convert(args, wanted), _convert(kwargs, wanted)
 
-    return convert(args), convert(kwargs)
+
+def _convert(value: Any, wanted: Any) -> Any:
+    """Returns a structure with its arrays as tensors; `wanted`: the dtype that floats must have, if any."""
+    kind = type(value)
+    if kind is np.ndarray and (wanted is None or value.dtype.kind in "iub" or value.dtype == wanted):
+        try:
+            return make_constant(value, None)
+        except (TypeError, ValueError):
+            return value  # the library raises its own error
+    if kind is list or kind is tuple:
+        return kind([_convert(v, wanted) for v in value])
+    if kind is dict:
+        return {k: _convert(v, wanted) for k, v in value.items()}
+    return value

@@ -29,8 +29,9 @@ import wrapt
 from coexec.base.tuning import tuning
 from tracer import intercept, memory
 from tracer.effects import Contents, is_programs
+from tracer.keras_packages import classes
 from tracer.op import same
-from tracer.private import EagerTensor, KerasNode, keras_tracking
+from tracer.private import EagerTensor, keras_tracking
 
 _SCALARS = (int, float, complex, bool, str, bytes, type(None))
 _NEVER = object()  # stands for what cannot be compared later: equal to nothing
@@ -43,10 +44,10 @@ _ENDS = (
 
 _HOLD_NOTHING = (*_ENDS, np.ndarray)
 
-# Types that are not traversed: functions; variables, whose values only operations read; Keras' trackers of attributes;
-# the graph of a functional model, which never changes.
+# Types that are not traversed: functions; variables, whose values only operations read. Nor are Keras' trackers of
+# attributes and the graph of a functional model, which never changes.
 _ALONE = (
-    *_ENDS, types.FunctionType, tf.Variable, keras.Variable, keras.KerasTensor, KerasNode, keras_tracking.Tracker,
+    *_ENDS, types.FunctionType, tf.Variable, keras.Variable,
 )  # fmt: skip
 
 # Modules whose globals are not checked, as each costs as much as an object: foundations of the libraries, and ours.
@@ -221,7 +222,7 @@ class LibraryReads:
                 ahead.extend((holder.func, holder.args, holder.keywords))
             elif issubclass(kind, wrapt.ObjectProxy):  # TensorFlow's of a dict
                 ahead.append(holder.__wrapped__)
-            if not issubclass(kind, _ALONE) and kind.__module__ != keras_tracking.__name__:
+            if not issubclass(kind, (*_ALONE, *classes.symbolic)) and kind.__module__ != keras_tracking.__name__:
                 self._instance(holder, ahead)
 
     def _instance(self, holder: Any, ahead: deque[Any]) -> None:

@@ -27,6 +27,7 @@ from coexec.guards.codegen import CheckWriter
 from coexec.guards.pure_calls import is_number, plain_attribute
 from tracer.effects import is_programs
 from tracer.errors import Refused
+from tracer.keras_packages import MODULES, classes
 from tracer.lazy import LazyTensor
 from tracer.library import behind
 from tracer.op import same
@@ -166,7 +167,7 @@ class StateGuards:
         """Generates the check; returns the variables and Keras objects among what was read."""
         self.tensors = {id(v) for v in self._kept if type(v) is EagerTensor}
         variables = [v for v in self._kept if issubclass(type(v), _VARIABLES)]
-        objects = [v for v in self._kept if issubclass(type(v), _KERAS)]
+        objects = [v for v in self._kept if _is_keras(type(v))]
         self._holds = self._writer.written()
         self._kept, self._names, self._objects, self._classes, self.functions = [], {}, [], {}, {}
         return variables, objects
@@ -205,7 +206,7 @@ class StateGuards:
     def _check(self, place: str, value: Any) -> None:
         """Guards what a place holds, and its contents; goes by `type`, as `isinstance` may run the object's code."""
         kind = type(value)
-        if kind.__flags__ & HEAP and not issubclass(kind, (*_KNOWN, *_KERAS)) and not _is_looked_up(kind):
+        if kind.__flags__ & HEAP and not (issubclass(kind, _KNOWN) or _is_keras(kind)) and not _is_looked_up(kind):
             raise Refused(f"attributes of a {kind.__qualname__} are computed")
         if value is None or value is True or value is False or value is NotImplemented or value is Ellipsis:
             self._line(f"{place} is {value}")
@@ -236,7 +237,7 @@ class StateGuards:
             if not self._allowed(value) or not isinstance(value.__self__, (types.ModuleType, type(None))):
                 raise Refused(f"it may call {value.__qualname__}")
             self._line(f"{place} is {self._writer.constant(value)}")
-        elif issubclass(kind, _KERAS) and kind.__module__.startswith("keras."):
+        elif _is_keras(kind) and kind.__module__.startswith(MODULES):
             self._is(place, value)  # writes to it are observed
         else:
             self._object(place, value)
@@ -256,7 +257,7 @@ class StateGuards:
         if issubclass(kind, (tf.errors.OpError, np.generic)) and kind.__module__.startswith(("tensorflow.", "numpy")):
             self._line(f"{place} is {self._writer.constant(kind)}")
             return
-        if kind.__module__.startswith(("keras.", "tensorflow.", "numpy")) or not kind.__flags__ & HEAP:
+        if kind.__module__.startswith((*MODULES, "tensorflow.", "numpy")) or not kind.__flags__ & HEAP:
             raise Refused(f"it may make a {kind.__qualname__}")
         self._class_itself(place, kind)
 
@@ -313,7 +314,7 @@ class StateGuards:
             raise Refused(f"it reads a {kind.__qualname__}")
         if not _is_plain(kind):
             raise Refused(f"attributes of a {kind.__qualname__} are computed")
-        if kind.__module__.startswith(("tensorflow.", "keras.")) and not issubclass(kind, tf.random.Generator):
+        if kind.__module__.startswith(("tensorflow.", *MODULES)) and not issubclass(kind, tf.random.Generator):
             raise Refused(f"it reads a {kind.__qualname__}")
         if self._is(place, value):
             return
@@ -381,7 +382,7 @@ class StateGuards:
             return
         seen.add(name)
         for number, base in enumerate(kind.__mro__):
-            if base is object or base is type or base.__module__.startswith(("keras.", "tensorflow.")):
+            if base is object or base is type or base.__module__.startswith((*MODULES, "tensorflow.")):
                 continue
             if name not in vars(base):
                 self._line(f"{name!r} not in {place}.__mro__[{number}].__dict__")
@@ -407,11 +408,9 @@ _ASKING = (("getattr",), ("hasattr",))
 _VARIABLES = (keras.Variable, tf.Variable)
 _NAMES = frozenset({str, bytes, int, bool, type(None)})  # keys that are the same if equal and of one type
 _KNOWN = (list, tuple, dict, type, EagerTensor, LazyTensor, tf.DType, tf.TensorShape, np.generic, *_VARIABLES)
-_KERAS = (
-    keras.layers.Layer, keras.losses.Loss, keras.metrics.Metric, keras.optimizers.Optimizer,
-    keras.initializers.Initializer, keras.regularizers.Regularizer, keras.constraints.Constraint,
-    keras.optimizers.schedules.LearningRateSchedule, keras.random.SeedGenerator,
-)  # fmt: skip
+
+def _is_keras(kind: type) -> bool:
+    return issubclass(kind, (*classes.stateful, *classes.parts))
 
 
 # Modules of metaclasses whose own attributes nobody changes.
@@ -440,7 +439,7 @@ def is_watched_object(value: Any) -> bool:
 def _is_told_by_type(kind: type) -> bool:
     """Returns whether `isinstance` with this class of a library runs no code of the program."""
     meta: Any = type(kind)
-    ours = kind.__module__.startswith(("keras.", "tensorflow.", "numpy", "builtins", "collections"))
+    ours = kind.__module__.startswith((*MODULES, "tensorflow.", "numpy", "builtins", "collections"))
     return ours and (meta.__instancecheck__ is type.__instancecheck__ or meta.__module__.startswith("tensorflow."))
 
 

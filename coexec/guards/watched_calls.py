@@ -24,9 +24,10 @@ from coexec.base.tuning import tuning
 from coexec.guards import c_functions as c
 from coexec.guards.flat_guards import items_of
 from coexec.guards.state import HEAP
-from coexec.guards.watched_state import KERAS, WatchedState, is_key, of_class
+from coexec.guards.watched_state import WatchedState, is_key, is_observed, of_class
 from tracer.effects import is_of_the_standard_library
 from tracer.errors import Refused
+from tracer.keras_packages import MODULES
 from tracer.lazy import LazyTensor
 from tracer.location import is_user
 from tracer.private import EagerTensor, pywrap_tfe
@@ -97,10 +98,10 @@ class WatchedCalls:
         if isinstance(value, np.ndarray):
             self.state.array(value)
             return True
-        if isinstance(value, KERAS):
+        if is_observed(value):
             self.state.keras[id(value)] = value
-            return kind.__module__.startswith("keras.")
-        if kind.__module__.startswith(("tensorflow.", "keras.", "numpy")):
+            return kind.__module__.startswith(MODULES)
+        if kind.__module__.startswith(("tensorflow.", *MODULES, "numpy")):
             return isinstance(value, tf.IndexedSlices) or self.state.is_new(value)
         return False
 

@@ -26,15 +26,11 @@ from coexec.guards.flat_guards import MISSING, FlatGuards, is_small, items_of
 from coexec.guards.pure_calls import is_number
 from coexec.guards.state import HEAP
 from tracer.errors import Refused
+from tracer.keras_packages import classes
 from tracer.lazy import LazyTensor
 from tracer.op import same
 from tracer.private import EagerTensor, pywrap_tfe
 
-# Keras classes, whose attributes are observed by other means.
-KERAS = (
-    keras.layers.Layer, keras.losses.Loss, keras.metrics.Metric, keras.optimizers.Optimizer,
-    keras.random.SeedGenerator,
-)  # fmt: skip
 _SIMPLE = frozenset({int, float, bool, str, bytes, type(None), EagerTensor, LazyTensor, tf.DType, slice, complex})
 _UNASKED = (EagerTensor, LazyTensor, tf.Variable, tf.DType, tf.TensorShape, *c.UNCHANGING)
 _LOCALS = (threading.local, pywrap_tfe.EagerContextThreadLocalData)  # guards are checked on the thread of the call
@@ -61,6 +57,11 @@ class Effect(NamedTuple):
             self.holder.cell_contents = value
         else:
             setattr(self.holder, self.key, value)
+
+
+def is_observed(value: Any) -> bool:
+    """Returns whether this is an object of Keras, whose attributes are observed by other means."""
+    return isinstance(value, (*classes.stateful, keras.random.SeedGenerator))
 
 
 class WatchedState:
@@ -93,7 +94,7 @@ class WatchedState:
             # Writes to Keras' objects invalidate memoized calls, and must pass their hooks.
             if how not in ("attribute", "item", "cell") and not isinstance(holder, _LOCALS):
                 raise Refused(f"it sets {key!r} of a {type(holder).__name__}")
-            if now is MISSING or isinstance(holder, KERAS) or (how == "item" and not is_key(key)):
+            if now is MISSING or is_observed(holder) or (how == "item" and not is_key(key)):
                 raise Refused(f"it sets {key!r} of a {type(holder).__name__}")
             old = self._is_old(now)
             if not old and not isinstance(now, (tuple, EagerTensor, LazyTensor)) and not self.is_new(now):
@@ -261,7 +262,7 @@ class WatchedState:
             elif type(vars(kind).get(name)) not in _METHODS:
                 self.computed(self.original(holder), name)
             return
-        if isinstance(holder, KERAS):
+        if is_observed(holder):
             self.keras[id(holder)] = holder
         if isinstance(holder, np.ndarray):
             self.takes(holder)

@@ -17,9 +17,10 @@ import tensorflow as tf
 
 from coexec.base.tuning import tuning
 from tracer.graph import Step
+from tracer.keras_packages import classes
 from tracer.lazy import LazyTensor
 from tracer.location import is_entry
-from tracer.private import EagerTensor, inject_argument_info, injecting_code
+from tracer.private import EagerTensor
 
 _HOLE = "\0"  # stands for the error's message
 _SCALARS = frozenset({int, float, bool, complex, type(None)})
@@ -88,7 +89,7 @@ def take_note(notes: dict[Step, Any], step: Step) -> bool:
             return False
         note = next((known for known in step.notes or () if known is not None and known.is_of(function, form)), None)
         if note is None:
-            text = _text(given)
+            text = _text(given, classes.injecting[id(frame.f_code)])
             if text is None:
                 return False
             note = Note(function, form, *text)
@@ -105,7 +106,7 @@ def _layer_call() -> FrameType | None:
     """Returns the frame in which Keras would annotate an error raised now, that of the innermost layer; or None."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and not is_entry(frame.f_code):
-        if frame.f_code is injecting_code:
+        if id(frame.f_code) in classes.injecting:
             return frame
         frame = frame.f_back
     return None
@@ -127,7 +128,7 @@ def _form(value: Any, depth: int = 0) -> Any:
     raise _Unknown
 
 
-def _text(given: dict[str, Any]) -> tuple[str, str] | None:
+def _text(given: dict[str, Any], inject: Any) -> tuple[str, str] | None:
     """Returns what Keras writes before and after a message, given its frame's locals; None if it fails."""
 
     def failing(*args: Any, **kwargs: Any) -> Any:
@@ -136,7 +137,7 @@ def _text(given: dict[str, Any]) -> tuple[str, str] | None:
     failing.__wrapped__ = given["fn"]  # type: ignore[attr-defined]  # for the signature
     failing.__name__ = given["fn"].__name__
     try:
-        inject_argument_info(failing, given["object_name"])(*given["args"], **given["kwargs"])
+        inject(failing, given["object_name"])(*given["args"], **given["kwargs"])
     except Exception as error:
         traceback.clear_frames(error.__traceback__)  # a cycle that would keep the call's tensors alive
         before, hole, after = getattr(error, "message", "").partition(_HOLE)

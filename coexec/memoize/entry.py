@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from coexec.base.tuning import tuning
-from coexec.guards.call_key import BY_IDENTITY, CannotMemoize, marks_of
+from coexec.guards.call_key import CannotMemoize, is_by_identity, marks_of
 from coexec.guards.library_reads import LibraryReads
 from coexec.guards.watched_state import Effect
 from coexec.memoize.redirect import helper_of
@@ -173,7 +173,7 @@ def anchor(region: Region, objects: list[Any]) -> None:
 # The fields of what a variable's writing methods return, and the arguments that they come from.
 _OF_UNREAD = ("_handle", "_dtype", "_shape", "_in_graph_mode", "_unique_id")
 _ARGUMENTS_OF_UNREAD = ("dtype", "shape", "in_graph_mode", "unique_id")
-_RETURNED = (*BY_IDENTITY, int, float, str, type, tf.DType)
+_RETURNED = (int, float, str, type, tf.DType)
 
 
 def form_of(value: Any, place: Any) -> Any:
@@ -194,7 +194,7 @@ def form_of(value: Any, place: Any) -> Any:
         return "named", kind, [form_of(v, place) for v in value]
     if isinstance(value, tf.IndexedSlices):
         return "slices", form_of(value.values, place), form_of(value.indices, place), form_of(value.dense_shape, place)
-    if value is None or isinstance(value, _RETURNED) or is_resource_variable(value):
+    if value is None or isinstance(value, _RETURNED) or is_by_identity(type(value)) or is_resource_variable(value):
         return "object", value
     raise CannotMemoize(f"its result is a {kind.__name__}")
 

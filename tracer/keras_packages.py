@@ -1,0 +1,144 @@
+"""Keras packages: the classes of Keras, and of Keras 2 (`tf_keras`) from when the program has imported it.
+
+Keras 2 is the Keras of `tf.keras` under `TF_USE_LEGACY_KERAS=1`, and that of TensorFlow Probability, Transformers and
+other libraries. It is never imported here.
+
+Relies on tf_keras 2.21: `base_layer_utils.call_context()`, whose `in_call` and `_state` are replaced as layers are
+entered and left; `autocast_variable._autocast_dtype.dtype`; `backend._DUMMY_EAGER_GRAPH.learning_phase_is_set`;
+`backend_config._FLOATX`, `_EPSILON` and `_IMAGE_DATA_FORMAT`; `_eager_losses`, a list of each layer and thread, which
+an empty one replaces as the outermost layer is entered; `traceback_utils.inject_argument_info_in_traceback`, as in
+Keras; `tf.compat.v2.__internal__.autograph.tf_convert`, which metrics look up as their methods are called.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from types import CodeType, ModuleType
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tracer.private import KerasNode, inject_argument_info, keras_tracking
+
+NAMES = ("keras", "tf_keras")
+MODULES = ("keras.", "tf_keras.")  # with what the modules of their classes begin
+LOSSES = "_eager_losses"
+
+
+def folders() -> list[str]:
+    """Returns where the packages' files are, without importing any."""
+    found = []
+    for name in NAMES:
+        spec = importlib.util.find_spec(name)
+        places = [] if spec is None else spec.submodule_search_locations or []
+        found += [os.path.join(os.path.abspath(place), "") for place in places]
+    return found
+
+
+def code_inside(inject: Callable[..., Any]) -> CodeType:
+    """Returns the code of the function that `inject_argument_info_in_traceback` returns."""
+    return next(c for c in inject.__code__.co_consts if inspect.iscode(c))
+
+
+class KerasClasses:
+    """The classes of all packages known so far, as tuples for `isinstance`."""
+
+    def __init__(self) -> None:
+        self.layers: tuple[type, ...] = ()
+        self.losses: tuple[type, ...] = ()
+        self.models: tuple[type, ...] = ()
+        self.stateful: tuple[type, ...] = ()  # layers, losses, metrics, optimizers: writes to their attributes are seen
+        self.parts: tuple[type, ...] = ()  # what these are made of, whose attributes are watched in the same way
+        self.symbolic: tuple[type, ...] = ()  # the graph of a functional model
+        self.injecting: dict[int, Callable[..., Any]] = {}  # by the id of the code in which a layer runs its `call`
+
+    def add(self, package: Any, optimizers: list[type], symbolic: list[type], inject: Callable[..., Any]) -> None:
+        """Adds the classes of a package; `inject` adds a layer's arguments to the errors of its `call`."""
+        self.layers += (package.layers.Layer,)
+        self.losses += (package.losses.Loss,)
+        self.models += (package.Model,)
+        self.stateful += (package.layers.Layer, package.losses.Loss, package.metrics.Metric, *optimizers)
+        self.parts += (
+            package.initializers.Initializer, package.regularizers.Regularizer, package.constraints.Constraint,
+            package.optimizers.schedules.LearningRateSchedule,
+        )  # fmt: skip
+        self.symbolic += tuple(symbolic)
+        self.injecting[id(code_inside(inject))] = inject
+
+
+classes = KerasClasses()
+classes.add(
+    keras, [keras.optimizers.Optimizer], [keras.KerasTensor, KerasNode, keras_tracking.Tracker], inject_argument_info
+)
+classes.parts += (keras.random.SeedGenerator,)
+
+
+class LegacyKeras:
+    """Keras 2: what calls of its layers depend on besides their arguments and objects."""
+
+    def __init__(self, package: Any) -> None:
+        def part(path: str) -> Any:
+            return importlib.import_module(f"{package.__name__}.src.{path}")
+
+        backend, config = part("backend"), part("backend_config")
+        self.package = package
+        self._call_context = part("engine.base_layer_utils").call_context
+        self._autocast = vars(part("mixed_precision.autocast_variable"))["_autocast_dtype"]
+        self._config = vars(config)
+        self._phase, self._learning_phase = vars(backend)["_DUMMY_EAGER_GRAPH"], backend.learning_phase
+        old: list[type] = [package.optimizers.legacy.Optimizer]
+        classes.add(
+            package,
+            [package.optimizers.Optimizer, *old],
+            [part("engine.keras_tensor").KerasTensor, part("engine.node").Node],
+            part("utils.traceback_utils").inject_argument_info_in_traceback,
+        )
+
+    def surroundings(self, kept: list[Any]) -> tuple[Any, ...]:
+        """Returns the part of `library.environment` that is of this package; objects by id, appended to `kept`."""
+        call, config = self._call_context(), self._config
+        parts = [
+            call.in_call, getattr(self._autocast, "dtype", None),
+            config["_EPSILON"], config["_FLOATX"], config["_IMAGE_DATA_FORMAT"],
+        ]  # fmt: skip
+        given = []
+        if self._phase.learning_phase_is_set:
+            given.append(("phase", self._learning_phase()))
+        if call.in_call:
+            state = call._state
+            given += [*state["call_context_args"].items(), ("layer", state["layer"]), ("saving", state["saving"])]
+        for name, value in given:
+            if value is None or value is True or value is False:
+                parts.append((name, value))
+            else:
+                parts.append((name, id(value)))
+                kept.append(value)
+        return tuple(parts)
+
+
+legacy: LegacyKeras | None = None
+
+
+def adopt_legacy() -> LegacyKeras | None:
+    """Adds Keras 2 if the program has imported it, once; returns it if it was added now."""
+    global legacy
+    package = sys.modules.get("tf_keras")
+    if legacy is not None or package is None or _is_being_imported(package):
+        return None
+    legacy = LegacyKeras(package)
+    return legacy
+
+
+def legacy_autograph() -> Any:
+    """Returns the module in which Keras 2 looks `tf_convert` up."""
+    return tf.compat.v2.__internal__.autograph
+
+
+def _is_being_imported(package: ModuleType) -> bool:
+    return bool(getattr(package.__spec__, "_initializing", False))
