@@ -256,6 +256,11 @@ class Effects:
         elif type(holder) is types.ModuleType:
             _note_harmless(function)
 
+    def refuse(self, reason: str) -> None:
+        """Ends the observation: the call cannot be memoized."""
+        if self.reason is None:
+            self._refuse(reason)
+
     def _refuse(self, reason: str) -> None:
         self.reason = reason
         self._end()

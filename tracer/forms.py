@@ -52,7 +52,7 @@ class Forms(NamedTuple):
     optional: frozenset[str]  # attributes that may be missing without an error
     called: frozenset[tuple[str, ...]]  # chains whose values it only calls
     classes: frozenset[tuple[str, ...]]  # chains that it only uses for `isinstance`, `issubclass`
-    made: dict[CodeType, tuple[str, ...]]  # nested functions, with the variables that they share with it
+    made: dict[CodeType, tuple[str, ...]]  # nested functions, and comprehensions, with the variables that they share
 
 
 _known: dict[int, tuple[CodeType, Forms | str]] = {}
@@ -143,11 +143,13 @@ def _forms(code: CodeType, namespace: dict[str, Any]) -> Forms:
     optional = attributes if catches else frozenset(asked)
     called = frozenset(chain for chain, ways in uses.items() if ways == {"called"})
     classes = frozenset(chain for chain, ways in uses.items() if ways == {"kind"})
-    made = {each: each.co_freevars for each in codes[1:] if each.co_name not in _COMPREHENSIONS}
+    made = {
+        each: each.co_freevars for each in codes[1:] if each.co_freevars or each.co_name not in _COMPREHENSIONS
+    }  # fmt: skip
     return Forms(frozenset(chains), attributes, codes, optional, called, classes, made)
 
 
-_COMPREHENSIONS = ("<listcomp>", "<dictcomp>", "<genexpr>")
+_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 
 
 def _imported(arguments: ast.arguments, nodes: list[ast.AST]) -> dict[str, tuple[str, ...]]:

@@ -21,11 +21,17 @@ class Unwatched:
     """Delegates to the handler of a followed call, and hides the runtime's own Python from the observer of effects.
 
     The first observation of a GPT's optimizer takes 0.3 s of CPU time this way, and 0.55 without. Operations with
-    arguments that may run user code are observed. `call`: the call that the handler follows.
+    arguments that may run user code are observed. `call`: the call that the handler follows; `cut` is called at the
+    first operation behind the end of a segment, as what is observed cannot be memoized then.
     """
 
-    def __init__(self, handler: Handler, call: CallState, averted: Callable[[], AbstractContextManager[Any]]) -> None:
+    def __init__(
+        self, handler: Handler, call: CallState, averted: Callable[[], AbstractContextManager[Any]],
+        cut: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
         self.call = call
+        self._ended, self._cut = call.cursor.ended, cut
+        self._segments = len(self._ended)
         self._handler, self._averted = handler, averted()  # one for all: making one is seen, too
         self.device, self.tapes = handler.device, handler.tapes
         self.library, self.aside = handler.library, handler.aside
@@ -43,6 +49,8 @@ class Unwatched:
 
     def fast(self, op: str, name: Any, args: tuple[Any, ...]) -> Any:
         """Handles an operation issued by a generated wrapper."""
+        if self._cut is not None and len(self._ended) != self._segments:
+            self._end_early()
         if not _is_plain(args):
             return self._handler.fast(op, name, args)
         with self._averted:
@@ -50,6 +58,8 @@ class Unwatched:
 
     def expected(self, op: str, args: tuple[Any, ...]) -> Any:
         """Handles an operation if it is the one expected next."""
+        if self._cut is not None and len(self._ended) != self._segments:
+            self._end_early()
         if not _is_plain(args):
             return self._handler.expected(op, args)
         with self._averted:
@@ -71,6 +81,12 @@ class Unwatched:
         """Returns tensors for the parts of an index."""
         with self._averted:
             return self._handler.index(index)
+
+
+    def _end_early(self) -> None:
+        cut, self._cut = self._cut, None
+        if cut is not None:
+            cut()
 
 
 def answers(handler: object, call: CallState) -> bool:

@@ -26,11 +26,24 @@ _BUILTINS = frozenset({*BUILTINS, sorted, callable, iter, issubclass})
 # Modules whose functions have no unobservable effects on Python state, besides those that only compute.
 _MODULES = (
     "keras.src.ops.", "keras.src.activations.", "keras.src.losses.losses", "keras.src.random.random",
+    "tf_keras.src.activations",
     *(f"tensorflow.python.ops.{name}" for name in (
       "array_ops", "clip_ops", "embedding_ops", "image_ops", "linalg_ops", "math_ops", "nn_impl", "nn_ops",
       "random_ops", "special_math_ops", "stateless_random_ops")),
 )  # fmt: skip
 _OTHERWISE = frozenset({"recompute_grad", "custom_gradient", "gradients", "py_function", "numpy_function"})
+
+# Functions of Keras 2's backend that only compute. Others set its state, or ask for it.
+_BACKEND = frozenset(
+    """
+    abs all any arange argmax argmin batch_dot batch_flatten bias_add binary_crossentropy cast categorical_crossentropy
+    clip concatenate constant cos cumprod cumsum dot dtype elu equal exp expand_dims eye flatten gather greater
+    greater_equal hard_sigmoid int_shape is_sparse l2_normalize less less_equal log logsumexp max maximum mean min
+    minimum ndim normalize_batch_in_training not_equal one_hot ones_like permute_dimensions pow prod relu repeat
+    repeat_elements reshape reverse round shape sigmoid sign sin softmax softplus softsign
+    sparse_categorical_crossentropy sqrt square squeeze stack std stop_gradient sum tanh tile transpose var zeros_like
+    """.split()  # noqa: SIM905
+)
 
 # Types whose methods only compute, or mutate only the object, which `forms` has checked.
 _PLAIN = (list, tuple, dict, str, bytes, int, float, complex, range, EagerTensor, LazyTensor)
@@ -47,6 +60,8 @@ def allowed(function: Any) -> bool:
         return True
     behind = inspect.unwrap(function)
     name = getattr(behind, "__module__", None) or ""
+    if name == "tf_keras.src.backend":
+        return behind.__name__ in _BACKEND
     return name.startswith(_MODULES) and behind.__name__ not in _OTHERWISE
 
 
@@ -124,11 +139,18 @@ class PurityProof:
         around = frame.f_back
         if around is None or id(around.f_code) not in self._codes:
             return False
-        while around is not None and around.f_code is not maker:
+        # A comprehension inside of another shares variables of that one, which runs in between.
+        wanted = {name: frame.f_locals.get(name, frame) for name in shared}
+        while around is not None:
+            if wanted and id(around.f_code) in self._codes:
+                known = around.f_locals
+                found = [name for name in wanted if name in known or around.f_code is maker]
+                if any(known.get(name, frame) is not wanted.pop(name) for name in found):
+                    return False
+            if around.f_code is maker:
+                return True
             around = around.f_back
-        if around is None:
-            return not shared
-        return all(frame.f_locals.get(name, frame) is around.f_locals.get(name, frame) for name in shared)
+        return not shared
 
     def admits_call(self, frame: types.FrameType, function: Any) -> bool:
         """Returns whether a frame may call a C function; sets `reason` if not."""

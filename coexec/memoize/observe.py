@@ -38,6 +38,7 @@ from tracer.op import Const, array_in
 from tracer.spec import RESOURCE, spec_of
 
 _NONE: Any = object()  # no result yet
+_CUT = "its operations are not followed in one go"
 
 
 class Observation:
@@ -102,7 +103,8 @@ class Observation:
             self._heard = around.heard = HeardCalls(run, effects.averted, self._entries)
         began, result = False, _NONE
         try:
-            handler = run if self._lightly else Unwatched(run, run, effects.averted)
+            cut = None if self._heard is not None else functools.partial(effects.refuse, _CUT)
+            handler = run if self._lightly else Unwatched(run, run, effects.averted, cut)
             with seeds.listing() as drawn, handling(handler), effects:
                 began = True
                 if self._heard is not None:
@@ -188,7 +190,7 @@ class Observation:
         reason = effects.reason
         in_one = len(cursor.ended) == ended and (cursor.step is not region.start or region.helper is not None)
         if reason is None and not in_one and not self._heard:
-            reason = "its operations are not followed in one go"
+            reason = _CUT
         if alone and tape_is_empty():
             self._recorded = []  # its own tapes are private
         elif reason is None and tapes.touched and not self._gradient:
@@ -269,7 +271,7 @@ class Observation:
         start, end = region.start, cursor.step
         steps = steps_between(start, end)
         if steps is None or any(step.host for step in steps):
-            raise CannotMemoize("its operations are not followed in one go")
+            raise CannotMemoize(_CUT)
         if any(step in run.assertions for step in steps):
             raise CannotMemoize("what an assertion says where it fails keeps changing")
         numbers = {v._key - cursor.base for v in arguments.tensors if type(v) is LazyTensor}

@@ -874,6 +874,55 @@ def test_what_only_computes_does_not(inner):
     compare(make, regions=CALLS - 6)
 
 
+def closes_over_an_argument(x):
+    dynamic = tf.shape(x)
+    return tf.reshape(x, [dynamic[i] if s is None else s for i, s in enumerate(x.shape)])
+
+
+def closes_over_itself(x):
+    rows = [[tf.tanh(x) * (i + j) + scale for j in range(2) if i >= 0] for i, scale in enumerate((1.0, 2.0))]
+    return sum(y for row in rows for y in row) + sum(i * x for i in range(2))
+
+
+def gives_a_dict(x):
+    found = {i: {name: tf.tanh(x) * i * len(name) for name in ("a", "bc")} for i in (1, 2)}
+    return {**found[1], "sum": sum(i * 2.0 * x for i in range(3) if x is not None)}
+
+
+@pytest.mark.parametrize("work", [closes_over_an_argument, closes_over_itself, gives_a_dict])
+def test_comprehensions_share_variables_with_what_is_around_them(work):
+    def make():
+        layer = Layer(work)
+        return lambda x: layer(x), None
+
+    compare(make, regions=CALLS - 6)
+
+
+def test_a_generator_that_was_made_before_is_not_a_calls_own():
+    """It has the code of one that the call makes, and holds other values."""
+
+    class Late(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.given = None
+
+        def values(self, x, by):
+            return (tf.tanh(x) * by * i for i in range(3))
+
+        def call(self, x):
+            taken, self.given = self.given, None
+            return sum(self.values(x, 2.0) if taken is None else taken)
+
+    def make():
+        layer = Late()
+        return lambda x: layer(x), layer
+
+    def change(layer, i):
+        vars(layer)["given"] = layer.values(batch(0), float(i)) if i % 3 == 2 else None
+
+    compare(make, change, regions=0)
+
+
 def test_errors_are_raised_on_every_call():
     """Where eager would raise them."""
     layer = Layer(raises)
