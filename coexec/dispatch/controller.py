@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -71,7 +72,9 @@ class Controller:
         self._lock = threading.Lock()
         self.account = Profitability()
         self._diverged = False  # whether the last followed call took a new path
-        self.sizes = ShapePolicy()
+        code = getattr(function, "__code__", None)
+        self._is_method = isinstance(code, CodeType) and code.co_varnames[: code.co_argcount][:1] == ("self",)
+        self.sizes = ShapePolicy(self._is_method)
         self.batching: BatchedCalls | None = None  # from the first backoff on
         self._followed = 0
         self._faults = 0  # calls in which the runtime itself failed
@@ -457,7 +460,7 @@ class Controller:
             if self.control is not None:
                 self.control.clear()
             self.graph, self.ran = TraceGraph(self.name), []
-            self.account, self.sizes, self.batching = Profitability(), ShapePolicy(), None
+            self.account, self.sizes, self.batching = Profitability(), ShapePolicy(self._is_method), None
 
 
 class Attempt:

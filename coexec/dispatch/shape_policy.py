@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from coexec.base.tuning import tuning
+from tracer.keras_packages import classes
 from tracer.lazy import LazyTensor
 from tracer.private import EagerTensor
 
@@ -24,7 +27,9 @@ class Verdict(enum.IntEnum):
 class ShapePolicy:
     """The sizes of one function's arguments, and how often each combination was seen."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_method: bool = False) -> None:
+        """`is_method`: whether the first argument is an object that the function is a method of, not data."""
+        self._first = int(is_method)
         self._seen: dict[Any, int] = {}
         self._soon = 0  # how many are followed though not seen often
 
@@ -35,6 +40,8 @@ class ShapePolicy:
 
         `affords`: whether following has saved enough to learn another size; `room`: whether the graph has room for it.
         """
+        if self._first:
+            args = args[1:]
         seen, key = self._seen, _shapes((args, kwargs) if kwargs else args, tuning.size_depth)
         times = seen.get(key)
         if times is None:
@@ -68,4 +75,34 @@ def _shapes(value: Any, depth: int) -> Any:
         return value.shape
     if depth and (kind is tuple or kind is list or kind is dict) and len(value) <= tuning.size_items:
         return tuple([_shapes(item, depth - 1) for item in (value.values() if kind is dict else value)])
+    is_record = _records.get(kind)
+    if is_record or (is_record is None and _is_record(kind)):
+        return _shapes_in_record(value)
     return None
+
+
+def _shapes_in_record(value: Any) -> Any:
+    """Returns the shapes of what is a tensor or an array itself: lists that an object keeps may grow on each call."""
+    if isinstance(value, tuple):
+        return tuple([_shapes(item, 0) for item in tuple.__iter__(value)])
+    attributes = object.__getattribute__(value, "__dict__")
+    if len(attributes) > tuning.size_items:
+        return None
+    return tuple([_shapes(item, 0) for item in list(attributes.values()) if type(item) in _ARRAYS])
+
+
+_OTHERS = (dict, list, type, ModuleType, FunctionType)
+_ARRAYS = frozenset({EagerTensor, LazyTensor, np.ndarray})
+_records: dict[type, bool] = {}
+
+
+def _is_record(kind: type) -> bool:
+    """Returns whether objects of this class may be the data of a call: named tuples, data classes, ragged tensors."""
+    lookup: Any = kind.__getattribute__
+    known = issubclass(kind, tuple)
+    if not known and lookup is object.__getattribute__ and kind.__dictoffset__ != 0:
+        known = not issubclass(kind, (*classes.stateful, tf.Module, *_OTHERS))
+    if len(_records) >= tuning.max_known_types:
+        _records.clear()
+    _records[kind] = known
+    return known

@@ -27,6 +27,7 @@ from coexec.memoize.observe import Observation
 from coexec.memoize.passage import Passage
 from coexec.memoize.redirect import helper_of
 from coexec.memoize.region_tape_entry import RegionEntry
+from coexec.memoize.shape_variants import place_of_call
 from tracer import seeds
 from tracer.faults import absorbs, call
 from tracer.graph import Step
@@ -167,15 +168,18 @@ class CallSites:
                 return self._run_plainly(function, args, kwargs)
             region.retry += min(region.retry, tuning.region_last_retry)
             region.reason = None
+        place = place_of_call(function, arguments.anchors, call_stack()[0])
         if region.visits == 1 and self._known.calls > tuning.calls_learnt_at_once:
-            if not self._known.variants.of(region, arguments.anchors, call_stack()[0]):
+            if not self._known.variants.of(place):
                 return self._run_plainly(function, args, kwargs)
         if function is gradient and self._number in tapes.unsettled and not run.options.validating:
             return self._run_unsettled(region, args, kwargs)
         if run.budget.left <= 0.0:
             self._tell(function, "learning has taken long enough in this call: what is left is learnt in later ones")
             return self._run_plainly(function, args, kwargs)
-        learning = Observation(run, region, args, arguments, self._known, fits)
+        if not self._known.admits(place):
+            return self._run_plainly(function, args, kwargs)
+        learning = Observation(run, region, args, arguments, self._known, fits, place)
         began, before = time.perf_counter(), run.cursor.count()
         try:
             return learning.call(kwargs, functools.partial(self._tell, function))

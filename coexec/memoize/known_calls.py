@@ -12,6 +12,28 @@ from coexec.memoize.shape_variants import ShapeVariants
 from coexec.memoize.watch_budget import WatchBudget
 
 
+class Refusals:
+    """How often in a row a call at one place could not be memoized, on whatever path; with it grows the time between
+    attempts. Each path has regions of its own, which would all try.
+    """
+
+    __slots__ = ("_retry", "_times", "_visits")
+
+    def __init__(self) -> None:
+        self._times = self._visits = self._retry = 0
+
+    def admit(self) -> bool:
+        """Counts a call that is not known; returns whether to observe it."""
+        self._visits += 1
+        return self._visits >= self._retry
+
+    def count(self) -> None:
+        """Counts a refusal: from the second on, calls are left unobserved in between, twice as many each time."""
+        self._times += 1
+        if self._times > 1:
+            self._retry = self._visits + min(2**self._times, tuning.region_last_retry)
+
+
 class KnownCalls:
     """The confirmed calls of one function, by call and place, and the reasons reported to `explain`."""
 
@@ -19,6 +41,7 @@ class KnownCalls:
         self.watching = WatchBudget()
         self.variants = ShapeVariants()
         self._seen: dict[Any, weakref.ref[Region]] = {}  # by objects and specs: regions whose runs were seen in full
+        self._refused: dict[Any, Refusals] = {}  # by call and place
         self.calls = 0  # followed calls of the function
         self.reported: dict[tuple[Any, str], Tally] = {}  # by code and reason: finding the place takes time
         self.reasons: dict[Any, Tally] = {}  # by code: the last one reported, charged with its Python's time
@@ -34,6 +57,21 @@ class KnownCalls:
         found = self._seen.get(key)
         return None if found is None else found()
 
+    def admits(self, place: Any) -> bool:
+        """Returns whether to observe a call at this place, as far as earlier ones there were refused."""
+        refusals = self._refused.get(place)
+        return refusals is None or refusals.admit()
+
+    def refused(self, place: Any) -> None:
+        """Notes that a call at this place was not memoized."""
+        if len(self._refused) >= tuning.max_twin_places:
+            self._refused.clear()
+        self._refused.setdefault(place, Refusals()).count()
+
+    def confirmed(self, place: Any) -> None:
+        """Notes that one was: others may be, too."""
+        self._refused.pop(place, None)
+
     def clear(self) -> None:
         """Clears the calls; what was reported is not reported again."""
-        self.variants, self._seen = ShapeVariants(), {}
+        self.variants, self._seen, self._refused = ShapeVariants(), {}, {}

@@ -32,7 +32,7 @@ from tracer.inputs import small
 from tracer.intercept import handling, tape_is_empty
 from tracer.lazy import LazyTensor, unwrap
 from tracer.library import call_context, gradient
-from tracer.location import PASSED, call_stack, place_of
+from tracer.location import PASSED, place_of
 from tracer.old_generation import hand_over
 from tracer.op import Const, array_in
 from tracer.spec import RESOURCE, spec_of
@@ -46,9 +46,9 @@ class Observation:
 
     def __init__(
         self, run: Follower, region: Region, args: tuple[Any, ...], arguments: CallArguments, known: KnownCalls,
-        fits: bool,
+        fits: bool, place: Any,
     ) -> None:  # fmt: skip
-        """`fits`: whether the call could have been skipped, and is rerun for a check."""
+        """`fits`: whether the call could have been skipped, and is rerun for a check; `place`: see `place_of_call`."""
         self.remark: str | None = None
         self._run, self._region, self._arguments = run, region, arguments
         self._args = args
@@ -58,7 +58,8 @@ class Observation:
         self._recorded: list[Step] = []  # what tapes have recorded
         self._accessed: list[Any] = []  # the variables reported to them
         self._made: list[int] = []  # the numbers of the result's tensors
-        self._elders = known.variants.of(region, arguments.anchors, call_stack()[0])
+        self._place_of_call = place
+        self._elders = known.variants.of(place)
         self._heard: HeardCalls | None = None  # of a gradient with backward functions on its tape
         self._effects: Sequence[Effect] = ()  # what it has changed
         self._watched: set[int] | None = None  # ids of the observed objects, in a region's first run
@@ -228,6 +229,7 @@ class Observation:
         else:
             # It will most likely run user code again, and observing prevents library calls inside from being skipped.
             region.refuse(reason, effects.runs_user_code)
+            self._known.refused(self._place_of_call)
             self.remark = reason
         if self._tape >= 0 and args[0]._tape is None:
             tapes.finished(self._tape)
@@ -328,6 +330,7 @@ class Observation:
             region.confirmed, region.interior = 2, sorted({*interior, *interior_of(twin, region)})
         if region.confirmed > 1:
             self._elders.confirmed(region)
+            self._known.confirmed(self._place_of_call)
         if region.confirmed == 1 and self._recorded:
             run.tapes.unsettled.update(run.tapes.active)
         self._compare(before, agreed)

@@ -25,9 +25,14 @@ class ShapeVariants:
     def __init__(self) -> None:
         self._known: dict[Any, deque[weakref.ref[Region]]] = {}
 
-    def of(self, region: Region, anchors: list[Any], frames: Any) -> KnownVariants:
-        """Returns the possible variants of a region that is about to be learnt."""
-        return KnownVariants(self._known, (region.function, tuple(map(id, anchors)), frames))
+    def of(self, place: Any) -> KnownVariants:
+        """Returns the possible variants of a region that is about to be learnt; `place`: see `place_of_call`."""
+        return KnownVariants(self._known, place)
+
+
+def place_of_call(function: Any, anchors: list[Any], frames: Any) -> Any:
+    """Returns what identifies a call on all paths and in all iterations: the function, its objects, the lines."""
+    return function, tuple(map(id, anchors)), frames
 
 
 class KnownVariants:

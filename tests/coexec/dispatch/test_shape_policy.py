@@ -1,6 +1,8 @@
 """Functions that are given ever other sizes: most calls run plainly, those of a size that keeps coming do not."""
 
+import dataclasses
 import itertools
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -86,6 +88,88 @@ def test_the_first_calls_of_a_new_size_are_an_investment():
     known = ShapePolicy()
     found = [[known.judge((tf.ones(n),), {}, lambda: False) for _ in range(4)] for n in (3, 4)]
     assert found == [4 * [Verdict.FOLLOW], 2 * [Verdict.INVEST] + 2 * [Verdict.FOLLOW]]
+
+
+class Graph:
+    """What a program hands from hand to hand; only its arrays count, as lists in it may grow with each call."""
+
+    def __init__(self, n):
+        self.nodes, self.edges, self.name, self.log = tf.ones([n, 2]), np.ones(3 * n), f"graph {n}", list(range(n))
+
+
+@dataclasses.dataclass
+class Record:
+    x: tf.Tensor
+    size: int
+
+
+class Pair(NamedTuple):
+    x: tf.Tensor
+    y: np.ndarray
+
+
+class Slotted:
+    __slots__ = ("x",)
+
+
+class Counting:
+    asked = 0
+
+    def __getattribute__(self, name):
+        Counting.asked += 1
+        return object.__getattribute__(self, name)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Graph,
+        lambda n: [Graph(n), Graph(3)],
+        lambda n: Record(tf.ones(n), n),
+        lambda n: {"a": Pair(tf.ones(3), np.ones(n))},
+        lambda n: tf.ragged.constant([[1], list(range(n))]),
+        lambda n: tf.sparse.from_dense(tf.ones([1, n])),
+    ],
+    ids=["object", "list of objects", "dataclass", "named tuple", "ragged", "sparse"],
+)
+def test_sizes_of_what_objects_hold(make, tune):
+    tune(sizes_at_once=1, sizes_followed=0)
+    known = ShapePolicy()
+    assert times(known, 2, make(9)) == [True, True]
+    assert times(known, 1, make(8)) == [False]
+    assert times(known, 2, make(9)) == [True, True]
+
+
+def test_objects_whose_arrays_are_not_data():
+    """A model, a variable, the object of a method; no code of the program runs for the sizes."""
+    layer = keras.layers.Dense(3)
+    layer.table = np.ones(3)
+    known, method = ShapePolicy(), ShapePolicy(is_method=True)
+    for n in range(tuning.sizes_at_once + 9):
+        layer.table = np.ones(n)
+        assert times(known, 1, layer, tf.Variable(tf.ones(n)), Slotted(), Counting(), Graph, np, times) == [True]
+        assert times(method, 1, Graph(n), 3) == [True]
+    assert Counting.asked == 0
+
+
+def test_a_methods_own_object_is_no_argument(tune):
+    """`self` holds what it likes."""
+    tune(sizes_at_once=1, sizes_followed=0)
+
+    class Trainer:
+        def __init__(self):
+            self.seen = np.zeros(0)
+
+        @coexec.function
+        def step(self, x):
+            self.seen = np.append(self.seen, 1.0)
+            return tf.tanh(x) * 2.0
+
+    trainer = Trainer()
+    for _ in range(9):
+        trainer.step(tf.ones(4))
+    assert len(trainer.seen) == 9
+    assert Trainer.step.stats().followed == 8
 
 
 def test_dtypes_and_numbers_do_not_count():
