@@ -123,15 +123,19 @@ class LegacyKeras:
 
 
 legacy: LegacyKeras | None = None
+_is_unknown = False  # whether Keras 2 is of a version that lacks what is relied on: then its calls are not memoized
 
 
 def adopt_legacy() -> LegacyKeras | None:
     """Adds Keras 2 if the program has imported it, once; returns it if it was added now."""
-    global legacy
+    global legacy, _is_unknown
     package = sys.modules.get("tf_keras")
-    if legacy is not None or package is None or _is_being_imported(package):
+    if legacy is not None or package is None or _is_unknown or _is_being_imported(package):
         return None
-    legacy = LegacyKeras(package)
+    try:
+        legacy = LegacyKeras(package)
+    except (ImportError, AttributeError, LookupError, StopIteration):
+        _is_unknown = True
     return legacy
 
 

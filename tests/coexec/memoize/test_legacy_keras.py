@@ -535,6 +535,18 @@ def test_keras_2_may_be_imported_later():
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=200)
 
 
+def test_a_version_that_lacks_something_is_left_alone(monkeypatch):
+    """Its calls are followed, not memoized."""
+    monkeypatch.setattr(keras_packages, "legacy", None)
+    monkeypatch.setattr(keras_packages, "_is_unknown", False)
+    monkeypatch.delattr(k2.src.engine.base_layer_utils, "call_context")
+    known = keras_packages.classes.stateful
+    for _ in range(2):
+        assert keras_packages.adopt_legacy() is None
+    assert keras_packages._is_unknown
+    assert keras_packages.classes.stateful == known
+
+
 def test_what_is_relied_on():
     legacy = keras_packages.legacy or keras_packages.adopt_legacy()
     assert legacy is not None
