@@ -3,8 +3,8 @@
 Keras 2 is the Keras of `tf.keras` under `TF_USE_LEGACY_KERAS=1`, and that of TensorFlow Probability, Transformers and
 other libraries. It is never imported here.
 
-Relies on tf_keras 2.21: `base_layer_utils.call_context()`, whose `in_call` and `_state` are replaced as layers are
-entered and left; `autocast_variable._autocast_dtype.dtype`; `backend._DUMMY_EAGER_GRAPH.learning_phase_is_set`;
+Relies on tf_keras 2.18 to 2.21: `base_layer_utils.call_context()`, whose `in_call` and `_state` are replaced as layers
+are entered and left; `autocast_variable._autocast_dtype.dtype`; `backend._DUMMY_EAGER_GRAPH.learning_phase_is_set`;
 `backend_config._FLOATX`, `_EPSILON` and `_IMAGE_DATA_FORMAT`; `_eager_losses`, a list of each layer and thread, which
 an empty one replaces as the outermost layer is entered; `traceback_utils.inject_argument_info_in_traceback`, as in
 Keras; `tf.compat.v2.__internal__.autograph.tf_convert`, which metrics look up as their methods are called.
@@ -111,8 +111,11 @@ class LegacyKeras:
         if self._phase.learning_phase_is_set:
             given.append(("phase", self._learning_phase()))
         if call.in_call:
-            state = call._state
-            given += [*state["call_context_args"].items(), ("layer", state["layer"]), ("saving", state["saving"])]
+            for name, value in call._state.items():
+                if type(value) is dict:  # arguments that layers hand on; before tf_keras 2.20, each has its own entry
+                    given += value.items()
+                elif name != "inputs":  # which only graphs of symbolic tensors ask for
+                    given.append((name, value))
         for name, value in given:
             if value is None or value is True or value is False:
                 parts.append((name, value))

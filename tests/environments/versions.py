@@ -18,8 +18,11 @@ from tracer.versions import TESTED
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACE = ROOT / "build" / "versions"
-# What is relied on, the whole system in small, and every program of the corpus.
-TESTS = ["tests/tracer/test_private.py", "tests/test_tiny.py", "tests/test_same_as_eager.py"]
+# What is relied on, the whole system in small, every program of the corpus, and the Keras 2 of each version.
+TESTS = [
+    "tests/tracer/test_private.py", "tests/test_tiny.py", "tests/test_same_as_eager.py",
+    "tests/coexec/memoize/test_legacy_keras.py",
+]  # fmt: skip
 TITLES = ("tensorflow", "keras", "numpy", "passed", "skipped", "failed", "seconds")
 # Prints the versions that an environment has.
 ASK = "from importlib.metadata import version as v; print(v('tensorflow'), v('keras'), v('numpy'))"

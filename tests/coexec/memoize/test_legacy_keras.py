@@ -16,6 +16,10 @@ from tests.coexec import run_both
 from tests.snapshots import assert_same, snapshot
 from tracer import effects, keras_packages
 
+pytestmark = [  # of tf_keras itself, of some versions
+    pytest.mark.filterwarnings("ignore:non-integer arguments to randrange:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The initializer .* is unseeded:UserWarning"),
+]
 CALLS = 16  # enough for learning, confirming, skipping and running again
 SHARED = {"factor": 1.0}
 
@@ -440,13 +444,13 @@ def test_metrics(metric):
         SHARED["factor"] = 1.0
 
 
-def test_arrays_and_lists_are_converted():
+def test_arrays_are_converted():
     k2.utils.set_random_seed(2)
     model = mlp()
     model(batch(0)[0])
 
     def step(x, y):
-        return model(x), model([[1.0, 2.0, 3.0, len(y)]]), model(np.asarray(y, np.float64)[:4][None])
+        return model(x), model(np.float32([[1.0, 2.0, 3.0, len(y)]])), model(np.asarray(y, np.float64)[:4][None])
 
     function = run_both(lambda decorate: decorate(step), [tuple(v.numpy() for v in batch(i)) for i in range(10)])
     assert function.stats().regions >= 5
@@ -552,17 +556,18 @@ def test_what_is_relied_on():
     assert legacy is not None
     call = k2.src.engine.base_layer_utils.call_context()
     assert call.in_call is False
-    assert {"call_context_args", "layer", "saving"} <= set(call._state)
+    assert {"layer", "inputs", "saving"} <= set(call._state)
     seen = []
 
     class Looking(k2.layers.Layer):
         def call(self, x, training=None):
-            seen.append((call.in_call, call._state["layer"] is self, dict(call._state["call_context_args"])))
+            given = call._state.get("call_context_args", call._state)
+            seen.append((call.in_call, call._state["layer"] is self, given["training"]))
             return x
 
     layer = Looking()
     layer(tf.ones([1]), training=True)
-    assert seen == [(True, True, {"training": True})]
+    assert seen == [(True, True, True)]
     assert layer._thread_local._eager_losses == []
     assert type(layer._thread_local) is threading.local
     kept = []
