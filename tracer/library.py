@@ -239,7 +239,10 @@ def _converting(original: Any, metric: type) -> Any:
     @functools.wraps(original)
     @passes
     def tf_convert(f: Any, *args: Any, **kwargs: Any) -> Any:
-        if type(f) is types.MethodType and issubclass(type(f.__self__), metric) and current_handler() is not None:
+        handler = current_handler()
+        if handler is None or not handler.open or not context.executing_eagerly():
+            return original(f, *args, **kwargs)
+        if type(f) is types.MethodType and issubclass(type(f.__self__), metric):
             function = f.__func__
             if str(function.__module__).startswith(keras_packages.MODULES):  # eagerly, nothing of it is converted
                 wrapper = _wrappers.get(function)

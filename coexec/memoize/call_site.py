@@ -177,7 +177,7 @@ class CallSites:
         if run.budget.left <= 0.0:
             self._tell(function, "learning has taken long enough in this call: what is left is learnt in later ones")
             return self._run_plainly(function, args, kwargs)
-        if not self._known.admits(place):
+        if region.is_new() and not self._known.admits(place):
             return self._run_plainly(function, args, kwargs)
         learning = Observation(run, region, args, arguments, self._known, fits, place)
         began, before = time.perf_counter(), run.cursor.count()

@@ -13,25 +13,24 @@ from coexec.memoize.watch_budget import WatchBudget
 
 
 class Refusals:
-    """How often in a row a call at one place could not be memoized, on whatever path; with it grows the time between
-    attempts. Each path has regions of its own, which would all try.
+    """When to observe a call on a new path that was not memoized on others: at its 2nd, 4th, 8th visit.
+
+    Each path has regions of its own, which would all try at once.
     """
 
-    __slots__ = ("_retry", "_times", "_visits")
+    __slots__ = ("_retry", "_visits")
 
     def __init__(self) -> None:
-        self._times = self._visits = self._retry = 0
+        self._visits, self._retry = 1, 2
 
     def admit(self) -> bool:
-        """Counts a call that is not known; returns whether to observe it."""
+        """Counts a visit; returns whether to observe the call."""
         self._visits += 1
         return self._visits >= self._retry
 
     def count(self) -> None:
-        """Counts a refusal: from the second on, calls are left unobserved in between, twice as many each time."""
-        self._times += 1
-        if self._times > 1:
-            self._retry = self._visits + min(2**self._times, tuning.region_last_retry)
+        """Counts another refusal."""
+        self._retry = self._visits + min(self._visits, tuning.region_last_retry)
 
 
 class KnownCalls:
@@ -58,7 +57,7 @@ class KnownCalls:
         return None if found is None else found()
 
     def admits(self, place: Any) -> bool:
-        """Returns whether to observe a call at this place, as far as earlier ones there were refused."""
+        """Returns whether to observe a call for the first time, as far as others at this place were refused."""
         refusals = self._refused.get(place)
         return refusals is None or refusals.admit()
 
@@ -66,7 +65,11 @@ class KnownCalls:
         """Notes that a call at this place was not memoized."""
         if len(self._refused) >= tuning.max_twin_places:
             self._refused.clear()
-        self._refused.setdefault(place, Refusals()).count()
+        known = self._refused.get(place)
+        if known is None:
+            self._refused[place] = Refusals()
+        else:
+            known.count()
 
     def confirmed(self, place: Any) -> None:
         """Notes that one was: others may be, too."""

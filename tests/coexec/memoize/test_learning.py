@@ -88,6 +88,60 @@ def test_on_ever_new_paths_calls_are_learnt_when_they_come_again(observed):
     assert sum(observed.values()) <= tuning.calls_learnt_at_once + 2
 
 
+class Lost(keras.layers.Layer):
+    """A layer of which no call can be memoized, until it is quiet."""
+
+    def __init__(self):
+        super().__init__()
+        self.log = []
+        self.dense = keras.layers.Dense(4)
+
+    def call(self, x):
+        self.log.append(len(self.log))
+        return self.dense(x)
+
+
+def test_a_lost_call_is_not_observed_on_each_new_path(monkeypatch):
+    """Each path has a place of its own for it."""
+    observed = []
+    original = Observation.call
+    monkeypatch.setattr(
+        Observation, "call", lambda self, *given: observed.append(self._args[0]) or original(self, *given)
+    )
+    model = Lost()
+    model(X)
+    plain, step = walk(model), coexec.function(walk(model))
+    for n in [2, *range(2, 14)] * 2:  # a path is learnt at its second call
+        np.testing.assert_allclose(step(X, n), plain(X, n), rtol=1e-6)
+    assert len(model.log) - 2 == 2 * 2 * 13, "with two of the build"
+    assert 2 <= len([v for v in observed if v is model]) <= 6
+    assert step.stats().followed >= 12, step.explain()
+
+
+def test_an_observation_ends_where_the_call_is_cut(observed):
+    """What comes behind it in the same call is learnt at once."""
+
+    class Reading(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.before, self.behind = keras.layers.Dense(4), keras.layers.Dense(4)
+
+        def call(self, x):
+            y = self.before(x)
+            assert float(tf.reduce_max(y)) < 1e9
+            return self.behind(y)
+
+    model = Reading()
+    model(X)
+    plain, step = walk(model), coexec.function(walk(model))
+    for n in range(3):
+        np.testing.assert_allclose(step(X + float(n), 2), plain(X + float(n), 2), rtol=1e-6)
+    assert observed[layer_call] >= 3, "the outer layer, and in the same call the one behind the cut"
+    for n in range(8):
+        np.testing.assert_allclose(step(X + float(n), 2), plain(X + float(n), 2), rtol=1e-6)
+    assert step.stats().regions >= 8, step.explain()
+
+
 @pytest.fixture
 def runs(monkeypatch):
     """The observed runs of each function, in order: whether they were light."""

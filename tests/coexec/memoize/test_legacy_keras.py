@@ -444,6 +444,29 @@ def test_metrics(metric):
         SHARED["factor"] = 1.0
 
 
+def test_a_metric_in_a_graph_function():
+    """Where AutoGraph converts it: the highest value is kept by a condition on the device."""
+
+    def make(decorate):
+        k2.utils.set_random_seed(3)
+        metric, mean = Bounded(), k2.metrics.MeanSquaredError()
+
+        @tf.function
+        def measure(y, predicted):
+            metric.update_state(y, predicted)
+            mean.update_state(y, predicted)
+            return metric.highest + mean.result()
+
+        def step(x, y):
+            predicted = x[:, :3] * 2.0
+            mean.update_state(tf.one_hot(y, 3), predicted)
+            return measure(tf.one_hot(y, 3), predicted), mean.result(), tf.identity(metric.highest)
+
+        return decorate(step)
+
+    run_both(make, [batch(i) for i in range(10)])
+
+
 def test_arrays_are_converted():
     k2.utils.set_random_seed(2)
     model = mlp()
