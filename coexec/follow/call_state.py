@@ -84,7 +84,7 @@ TRANSITIONS = (
     ),
     Transition(
         Event.OBSERVED,
-        {p: _FOLLOWING if p is _OBSERVING else p for p in (_FOLLOWING, _OBSERVING, _RECORDING, _FAILED)},
+        {p: _FOLLOWING if p is _OBSERVING else p for p in (_FOLLOWING, _OBSERVING, _IN_FLIGHT, _RECORDING, _FAILED)},
         "the library call has returned, or turned out to be no candidate: calls inside it may be skipped again",
     ),
     Transition(Event.LAUNCH, {_FOLLOWING: _IN_FLIGHT}, "launches the pending operations on a thread of the runtime"),
