@@ -69,7 +69,9 @@ _NOTES = frozenset({
     "history", "stop_training", "stop_evaluating", "stop_predicting", "train_function", "test_function",
     "predict_function", "_eval_epoch_iterator",
 })  # fmt: skip
-_TRACKS = "_self_setattr_tracking"  # TensorFlow's: whether attributes written now are tracked; set and restored
+# Attributes that say nothing of later calls: whether TensorFlow tracks what is written now, which is set and restored,
+# and the last result of a metric of Keras 2.
+_PASSING = frozenset({"_self_setattr_tracking", "_call_result"})
 
 
 # Code that libraries generate from strings (named tuples, data classes) counts as that of the module it was made for.
@@ -363,7 +365,7 @@ def _held_by(holder: Any) -> tuple[Any, tuple[Any, ...]] | None:
     if type(attributes) is not dict:
         return None
     if isinstance(holder, classes.models):
-        attributes = {name: value for name, value in attributes.items() if name not in _NOTES and name != _TRACKS}
+        attributes = {name: value for name, value in attributes.items() if name not in _NOTES and name not in _PASSING}
     elif isinstance(holder, threading.local) and attributes.get(LOSSES) == []:
         attributes = {name: value for name, value in attributes.items() if name != LOSSES}  # often replaced by another
     return tuple(attributes), tuple(attributes.values())
@@ -456,7 +458,7 @@ def _hook(kind: type) -> None:
 
     @passes
     def __setattr__(self: Any, name: str, value: Any) -> None:
-        if id(self) not in _watched or name == _TRACKS or (name in _NOTES and isinstance(self, classes.models)):
+        if id(self) not in _watched or name in _PASSING or (name in _NOTES and isinstance(self, classes.models)):
             original(self, name, value)
             return
         before = self.__dict__.get(name, _MISSING)
