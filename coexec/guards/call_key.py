@@ -27,6 +27,10 @@ class CannotMemoize(Exception):
     """Raised where a call cannot be memoized, as for an argument that cannot be compared; never leaves the runtime."""
 
 
+class CannotMemoizeForLong(CannotMemoize):
+    """Raised for what will hardly be another time: the call is not tried again soon."""
+
+
 class CannotMemoizeArray(CannotMemoize):
     """Raised for an array argument, which a layer would convert to a tensor."""
 

@@ -10,7 +10,7 @@ from typing import Any
 from coexec.base.tuning import tuning
 from coexec.follow.follower import Follower
 from coexec.follow.unwatched import Unwatched
-from coexec.guards.call_key import CallArguments, CannotMemoize, SpecArguments
+from coexec.guards.call_key import CallArguments, CannotMemoize, CannotMemoizeForLong, SpecArguments
 from coexec.guards.library_reads import LibraryReads
 from coexec.guards.purity import Contents, PurityProof, containers_in, is_shared
 from coexec.guards.state import LOOKED_AT
@@ -188,7 +188,7 @@ class Observation:
             if known > 1 and self._checks and run.error is None:
                 self._found()
             return
-        reason = effects.reason
+        reason, for_long = effects.reason, effects.runs_user_code
         in_one = len(cursor.ended) == ended and (cursor.step is not region.start or region.helper is not None)
         if reason is None and not in_one and not self._heard:
             reason = _CUT
@@ -214,7 +214,7 @@ class Observation:
                         self._fill(result, effects.read, drawn)
                     self._record_as_one(first)
             except (CannotMemoize, Refused) as error:
-                reason = str(error)
+                reason, for_long = str(error), isinstance(error, CannotMemoizeForLong)
         if reason is None:
             watch(effects.objects, region)
             # After that, as it may set hooks on classes.
@@ -228,7 +228,7 @@ class Observation:
                 region.reads = None
         else:
             # It will most likely run user code again, and observing prevents library calls inside from being skipped.
-            region.refuse(reason, effects.runs_user_code)
+            region.refuse(reason, for_long)
             self._known.refused(self._place_of_call)
             self.remark = reason
         if self._tape >= 0 and args[0]._tape is None:
@@ -273,7 +273,8 @@ class Observation:
         start, end = region.start, cursor.step
         steps = steps_between(start, end)
         if steps is None or any(step.host for step in steps):
-            raise CannotMemoize(_CUT)
+            alone = any(step.host and step.node is not None and step.node.host is not None for step in steps or ())
+            raise (CannotMemoizeForLong if alone else CannotMemoize)(_CUT)
         if any(step in run.assertions for step in steps):
             raise CannotMemoize("what an assertion says where it fails keeps changing")
         numbers = {v._key - cursor.base for v in arguments.tensors if type(v) is LazyTensor}
