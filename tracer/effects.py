@@ -464,7 +464,7 @@ def _hook(kind: type) -> None:
         before = self.__dict__.get(name, _MISSING)
         original(self, name, value)
         after = self.__dict__.get(name, _MISSING)
-        if isinstance(after, _CHANGING):
+        if isinstance(after, _CHANGING) or name == LOSSES:  # which is kept elsewhere
             kept = False
         else:
             kept = after is before or (type(after) in _PLAIN and same(after, before))

@@ -6,8 +6,10 @@ other libraries. It is never imported here.
 Relies on tf_keras 2.18 to 2.21: `base_layer_utils.call_context()`, whose `in_call` and `_state` are replaced as layers
 are entered and left; `autocast_variable._autocast_dtype.dtype`; `backend._DUMMY_EAGER_GRAPH.learning_phase_is_set`;
 `backend_config._FLOATX`, `_EPSILON` and `_IMAGE_DATA_FORMAT`; `_eager_losses`, a list of each layer and thread, which
-an empty one replaces as the outermost layer is entered; `traceback_utils.inject_argument_info_in_traceback`, as in
-Keras; `tf.compat.v2.__internal__.autograph.tf_convert`, which metrics look up as their methods are called.
+an empty one replaces as the outermost layer is entered; `object_registration._THREAD_LOCAL_CUSTOM_OBJECTS` and
+`_GLOBAL_CUSTOM_OBJECTS`, by which names are looked up; the arguments of nodes, `call_args` and `call_kwargs`;
+`traceback_utils.inject_argument_info_in_traceback`, as in Keras; `tf.compat.v2.__internal__.autograph.tf_convert`,
+which metrics look up as their methods are called.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tracer.private import KerasNode, inject_argument_info, keras_tracking
+from tracer.private import EagerTensor, KerasNode, inject_argument_info, keras_tracking
 
 NAMES = ("keras", "tf_keras")
 MODULES = ("keras.", "tf_keras.")  # with what the modules of their classes begin
@@ -56,9 +58,12 @@ class KerasClasses:
         self.stateful: tuple[type, ...] = ()  # layers, losses, metrics, optimizers: writes to their attributes are seen
         self.parts: tuple[type, ...] = ()  # what these are made of, whose attributes are watched in the same way
         self.symbolic: tuple[type, ...] = ()  # the graph of a functional model
+        self.nodes: tuple[type, ...] = ()  # the calls in it, which hold arguments
         self.injecting: dict[int, Callable[..., Any]] = {}  # by the id of the code in which a layer runs its `call`
 
-    def add(self, package: Any, optimizers: list[type], symbolic: list[type], inject: Callable[..., Any]) -> None:
+    def add(
+        self, package: Any, optimizers: list[type], node: type, symbolic: list[type], inject: Callable[..., Any]
+    ) -> None:
         """Adds the classes of a package; `inject` adds a layer's arguments to the errors of its `call`."""
         self.layers += (package.layers.Layer,)
         self.losses += (package.losses.Loss,)
@@ -68,15 +73,19 @@ class KerasClasses:
             package.initializers.Initializer, package.regularizers.Regularizer, package.constraints.Constraint,
             package.optimizers.schedules.LearningRateSchedule,
         )  # fmt: skip
-        self.symbolic += tuple(symbolic)
+        self.symbolic += (node, *symbolic)
+        self.nodes += (node,)
         self.injecting[id(code_inside(inject))] = inject
 
 
 classes = KerasClasses()
 classes.add(
-    keras, [keras.optimizers.Optimizer], [keras.KerasTensor, KerasNode, keras_tracking.Tracker], inject_argument_info
+    keras, [keras.optimizers.Optimizer], KerasNode, [keras.KerasTensor, keras_tracking.Tracker], inject_argument_info
 )
 classes.parts += (keras.random.SeedGenerator,)
+
+
+_PLAIN = frozenset({type(None), bool, int, float, str})
 
 
 class LegacyKeras:
@@ -92,11 +101,15 @@ class LegacyKeras:
         self._autocast = vars(part("mixed_precision.autocast_variable"))["_autocast_dtype"]
         self._config = vars(config)
         self._phase, self._learning_phase = vars(backend)["_DUMMY_EAGER_GRAPH"], backend.learning_phase
+        registration = vars(part("saving.object_registration"))
+        self._scope = registration["_THREAD_LOCAL_CUSTOM_OBJECTS"]
+        self.custom_objects: dict[str, Any] = registration["_GLOBAL_CUSTOM_OBJECTS"]
         old: list[type] = [package.optimizers.legacy.Optimizer]
         classes.add(
             package,
             [package.optimizers.Optimizer, *old],
-            [part("engine.keras_tensor").KerasTensor, part("engine.node").Node],
+            part("engine.node").Node,
+            [part("engine.keras_tensor").KerasTensor],
             part("utils.traceback_utils").inject_argument_info_in_traceback,
         )
 
@@ -107,7 +120,11 @@ class LegacyKeras:
             call.in_call, getattr(self._autocast, "dtype", None),
             config["_EPSILON"], config["_FLOATX"], config["_IMAGE_DATA_FORMAT"],
         ]  # fmt: skip
-        given = []
+        named = self._scope.__dict__
+        if named:
+            parts += [(name, id(value)) for name, value in named.items()]
+            kept += named.values()
+        given: list[tuple[str, Any]] = []
         if self._phase.learning_phase_is_set:
             given.append(("phase", self._learning_phase()))
         if call.in_call:
@@ -117,11 +134,13 @@ class LegacyKeras:
                 elif name != "inputs":  # which only graphs of symbolic tensors ask for
                     given.append((name, value))
         for name, value in given:
-            if value is None or value is True or value is False:
-                parts.append((name, value))
-            else:
+            if type(value) in _PLAIN:
+                parts.append((name, type(value), value))
+            elif name == "layer" or type(value) is EagerTensor:
                 parts.append((name, id(value)))
                 kept.append(value)
+            else:
+                parts.append(object())  # equal to no other: what a layer hands on may have changed
         return tuple(parts)
 
 

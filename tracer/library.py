@@ -11,6 +11,7 @@ Relies on: lookup of `keras.layers.Layer.__call__` and the like on the classes; 
 from __future__ import annotations
 
 import functools
+import logging
 import types
 import weakref
 from typing import Any
@@ -18,12 +19,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tracer import gradients, hooks, keras_packages, structures, versions
+from tracer import gradients, hooks, keras_packages, memory, structures, versions
 from tracer.answers import answered
 from tracer.effects import registered, written
 from tracer.faults import absorbs, passes
 from tracer.intercept import current_handler
-from tracer.private import context, global_state, keras_config, ops
+from tracer.private import context, custom_objects, global_state, keras_config, ops
 
 _WRAPPED: list[tuple[type, str]] = [
     (keras.layers.Layer, "__call__"),
@@ -127,7 +128,8 @@ def _install_legacy(package: Any) -> None:
     autograph = keras_packages.legacy_autograph()
     _hooks.add(autograph, "tf_convert", _converting(autograph.tf_convert, package.metrics.Metric))
     layer_calls.add(behind(package.layers.Layer.__call__))
-    loss_calls.add(behind(package.losses.Loss.__call__))
+    if keras_packages.legacy is not None:
+        _names_of_objects.append(keras_packages.legacy.custom_objects)
 
 
 def _wrap_methods(wrapped: list[tuple[type, str]]) -> None:
@@ -298,7 +300,13 @@ def _settings() -> tuple[Any, ...]:
     local, config = ctx._thread_local_data, _CONFIG
     no_seeds = ctx._seed is None  # then TensorFlow draws none for operations
     formats = config["_EPSILON"], config["_FLOATX"], config["_IMAGE_DATA_FORMAT"]
-    return local.is_eager, local.device_name, *formats, no_seeds
+    levels = _LOGGER.level, _LOGGER.disabled, _MANAGER.disable  # what is logged is an effect
+    names = [memory.word(*memory.dict_places(each)) for each in _names_of_objects if each] if memory.KNOWN else ()
+    return local.is_eager, local.device_name, *formats, no_seeds, *levels, *names
+
+
+_LOGGER, _MANAGER = tf.get_logger(), logging.root.manager
+_names_of_objects: list[dict[str, Any]] = [custom_objects]  # what the program has registered for names
 
 
 def has_strategy() -> bool:

@@ -17,8 +17,9 @@ first when it changes. What they do not have in common stands in `versions`.
 * `global_state`: Keras' thread-local scopes and policies, and its random state (`global_seed_generator`).
 * `keras_losses.scale_loss_for_distribution`, `unscale_loss_for_distribution`: looked up on each use, they divide and
   multiply losses by the number of replicas.
-* `KerasNode`: a call in the graph of a functional model; `keras_tracking`: the lists, dicts and sets by which Keras
-  replaces a layer's, and the `Tracker` that they notify of additions.
+* `custom_objects`: what the program has registered for names that Keras looks up.
+* `KerasNode`: a call in the graph of a functional model, which keeps its `arguments`; `keras_tracking`: the lists,
+  dicts and sets by which Keras replaces a layer's, and the `Tracker` that they notify of additions.
 * `context.anonymous_name`: each `VarHandleOp` of that name makes its own variable, which dies with its handle.
 * `Context._rng`: the generator of seeds for operations without one, after `tf.random.set_seed`.
 * `binary_assert`, `plain_assert`: what every value assertion of `tf.debugging` ends in: each tests the truth of one
@@ -69,6 +70,7 @@ from keras.src.backend.common.variables import Variable as KerasVariable
 from keras.src.backend.tensorflow import numpy as keras_numpy
 from keras.src.losses import loss as keras_losses
 from keras.src.ops.node import Node as KerasNode
+from keras.src.saving.object_registration import GLOBAL_CUSTOM_OBJECTS as custom_objects
 from keras.src.utils import tracking as keras_tracking
 from keras.src.utils.traceback_utils import inject_argument_info_in_traceback as inject_argument_info
 from tensorflow.core.framework import function_pb2, node_def_pb2, tensor_shape_pb2, types_pb2
@@ -111,7 +113,8 @@ __all__ = [
     "CompositeTensor", "EagerTensor", "FuncRegistry", "GradientRegistry", "KerasNode", "KerasVariable",
     "ResourceVariable", "Trackable", "UnreadVariable",
     "binary_assert", "compiler_ir_of", "config_pb2", "constant_op", "context", "core",
-    "cpp_shape_inference_pb2", "func_graph", "function_pb2", "functions_of_dataset", "gen_resource_variable_ops",
+    "cpp_shape_inference_pb2", "custom_objects", "func_graph", "function_pb2", "functions_of_dataset",
+    "gen_resource_variable_ops",
     "global_state", "gradient_code", "handle_data_util", "inject_argument_info", "injecting_code", "is_nested",
     "is_nested_or_composite", "is_op_determinism_enabled", "is_resource_variable", "keras_config", "keras_losses",
     "keras_numpy", "keras_tracking", "nest", "nest_util", "node_def_pb2", "op_def_library", "op_def_registry", "ops",

@@ -222,6 +222,10 @@ class LibraryReads:
                 ahead.extend((holder.func, holder.args, holder.keywords))
             elif issubclass(kind, wrapt.ObjectProxy):  # TensorFlow's of a dict
                 ahead.append(holder.__wrapped__)
+            elif issubclass(kind, classes.nodes):
+                ahead.extend(_arrays_of(holder))
+            elif issubclass(kind, tf.Variable) and vars(holder).get("_constraint") is not None:
+                ahead.append(vars(holder)["_constraint"])
             if not issubclass(kind, (*_ALONE, *classes.symbolic)) and kind.__module__ != keras_tracking.__name__:
                 self._instance(holder, ahead)
 
@@ -260,6 +264,16 @@ class LibraryReads:
         for space, found, _, read in asked.values():
             if read:
                 self._entries.append(_space_entry(space, tuple(sorted(found))))
+
+
+def _arrays_of(node: Any) -> list[Any]:
+    """Returns the arrays among the arguments of a call in the graph of a functional model."""
+    given = getattr(node, "arguments", None)
+    if given is None:
+        args, kwargs = getattr(node, "call_args", ()), getattr(node, "call_kwargs", {})
+    else:
+        args, kwargs = given.args, given.kwargs
+    return [v for v in [*(args or ()), *(kwargs or {}).values()] if type(v) is np.ndarray]
 
 
 def _is_read(space: dict[str, Any]) -> bool:

@@ -41,6 +41,15 @@ _NONE: Any = object()  # no result yet
 _CUT = "its operations are not followed in one go"
 
 
+def _holds_any(value: Any, contents: Any) -> bool:
+    """Returns whether a result holds a list or dict that was there before: a skipped call would return another."""
+    if isinstance(value, (list, dict)) and id(value) in contents:
+        return True
+    if isinstance(value, (list, tuple)):
+        return any(_holds_any(item, contents) for item in value)
+    return isinstance(value, dict) and any(_holds_any(item, contents) for item in value.values())
+
+
 class Observation:
     """One run of a library call; `remark` says afterwards why it is not memoized, or not yet."""
 
@@ -213,6 +222,8 @@ class Observation:
                     else:
                         self._fill(result, effects.read, drawn)
                     self._record_as_one(first)
+                if _holds_any(result, effects.contents):
+                    raise CannotMemoize("its result holds a container that an object holds, too")
             except (CannotMemoize, Refused) as error:
                 reason, for_long = str(error), isinstance(error, CannotMemoizeForLong)
         if reason is None:

@@ -1,11 +1,13 @@
 """Keras 2 (`tf_keras`): its calls are memoized as those of Keras 3, and notice what they must. Eager is the oracle."""
 
+import logging
 import subprocess
 import sys
 import textwrap
 import threading
 from unittest import mock
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -477,6 +479,186 @@ def test_arrays_are_converted():
 
     function = run_both(lambda decorate: decorate(step), [tuple(v.numpy() for v in batch(i)) for i in range(10)])
     assert function.stats().regions >= 5
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_losses_of_arrays_are_left_to_keras(own):
+    """Keras 2 converts no labels before it calls the loss: integers of another rank are broadcast, not squeezed."""
+
+    class Own(k2.losses.Loss):
+        def call(self, y, predicted):
+            return tf.reduce_mean(predicted, -1) * y.mean()  # a method of arrays
+
+    loss = Own() if own else k2.losses.MeanSquaredError()
+
+    def step(x, y):
+        return loss(y, x[:, 0] if not own else x)
+
+    run_both(lambda decorate: decorate(step), [(batch(i)[0], np.arange(6)[:, None] + i) for i in range(16)])
+
+
+def test_custom_objects_are_looked_up_again():
+    """By scopes, by the global registry, in the step and around it."""
+
+    class Named(k2.layers.Layer):
+        def call(self, x):
+            return k2.activations.get("mine")(x)
+
+    layer = Named()
+
+    def step(x, how, function):
+        if how == "scope":
+            with k2.utils.custom_object_scope({"mine": function}):
+                return layer(x)
+        if how == "in the step":
+            k2.utils.get_custom_objects()["mine"] = function
+        return layer(x)
+
+    def outcomes(decorate):
+        function, found = decorate(step), []
+        try:
+            for i in range(30):
+                given = tf.nn.tanh if i % 10 < 7 else tf.nn.relu
+                how = ["scope", "in the step", "before"][i // 10]
+                if how == "before":
+                    k2.utils.get_custom_objects()["mine"] = given
+                found.append(snapshot(function(batch(i)[0], how, given)))
+        finally:
+            k2.utils.get_custom_objects().clear()
+        return found
+
+    for number, (one, other) in enumerate(zip(outcomes(lambda f: f), outcomes(coexec.function), strict=True)):
+        assert_same(one, other, path=f"call {number}: ")
+
+
+class Configured:
+    scale = 2.0
+
+    def __getitem__(self, name):
+        return self.scale
+
+
+@pytest.mark.skipif(not hasattr(k2.layers.Layer, "_register_call_context_args"), reason="since tf_keras 2.20")
+@pytest.mark.parametrize("make", [lambda: {"scale": 2.0}, Configured, lambda: {"scale": np.full(1, 2.0, np.float32)}])
+def test_what_layers_hand_on_may_change(make):
+    class Inner(k2.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self._register_call_context_args("settings")
+
+        def call(self, x, settings=None):
+            return x * settings["scale"]
+
+    class Outer(k2.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.inner = Inner()
+            self._register_call_context_args("settings")
+            vars(self)["log"] = []
+
+        def call(self, x):
+            self.log.append(1)  # so that it is not memoized itself
+            return self.inner(x)
+
+    def outcomes(decorate):
+        settings, outer = make(), Outer()
+        function, found = decorate(lambda x: outer(x, settings=settings)), []
+        for i in range(20):
+            if i == 14 and isinstance(settings, Configured):
+                settings.scale = 5.0
+            elif i == 14 and isinstance(settings["scale"], np.ndarray):
+                settings["scale"][:] = 5.0
+            elif i == 14:
+                settings["scale"] = 5.0
+            found.append(snapshot(function(tf.ones([2]))))
+        return found
+
+    for one, other in zip(outcomes(lambda f: f), outcomes(coexec.function), strict=True):
+        assert_same(one, other)
+
+
+def test_a_constraint_of_a_variable():
+    """Changed without `__setattr__`; nothing but the variable leads to it."""
+
+    def make():
+        return mlp(k2.layers.Dense(4, kernel_constraint=k2.constraints.MaxNorm(100.0)))
+
+    def change(training, i):
+        if i == 11:
+            vars(training.model.layers[1].kernel.constraint)["max_value"] = 0.5
+
+    compare(lambda: Training(make), change)
+
+
+@pytest.mark.parametrize("package", [k2, keras], ids=["Keras 2", "Keras 3"])
+def test_arrays_in_the_graph_of_a_model(package):
+    class Weighing(package.layers.Layer):
+        def call(self, x, by=None):
+            return x * by
+
+    def outcomes(decorate):
+        scale, by = np.ones(4, np.float32), np.ones(4, np.float32)
+        x = package.Input((4,))
+        model = package.Model(x, [x * scale, Weighing()(x, by=by)])
+        function, found = decorate(lambda x: model(x)), []
+        for i in range(20):
+            if i == 14:
+                scale[:], by[:] = 5.0, 6.0
+            found.append(snapshot(function(batch(i)[0])))
+        return found
+
+    for number, (one, other) in enumerate(zip(outcomes(lambda f: f), outcomes(coexec.function), strict=True)):
+        assert_same(one, other, path=f"call {number}: ")
+
+
+@pytest.mark.parametrize("package", [k2, keras], ids=["Keras 2", "Keras 3"])
+def test_a_container_that_a_layer_holds_is_returned_itself(package):
+    class Holding(package.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            vars(self)["held"] = {"count": 1}
+
+        def call(self, x):
+            return x * 2.0, self.held
+
+    layer = Holding()
+    step = coexec.function(lambda x: layer(x))
+    for i in range(12):
+        assert step(batch(i)[0])[1] is vars(layer)["held"]
+
+
+def test_what_is_logged_depends_on_the_level():
+    logger, found = tf.get_logger(), []
+    handler = logging.Handler()
+    handler.emit = lambda record: found.append(record.getMessage()[:40])
+    before = logger.level
+    logger.addHandler(handler)
+    try:
+        for decorate in (lambda f: f, coexec.function):
+            v, w, optimizer = tf.Variable([1.0]), tf.Variable([2.0]), k2.optimizers.SGD(0.1)
+            step = decorate(lambda g, o=optimizer, v=v, w=w: o.apply_gradients([(g, v), (None, w)]))
+            logger.setLevel("ERROR")
+            for i in range(18):
+                if i == 14:
+                    logger.setLevel("WARNING")
+                step(tf.ones([1]))
+            found.append("end")
+    finally:
+        logger.setLevel(before)
+        logger.removeHandler(handler)
+    assert found[: len(found) // 2] == found[len(found) // 2 :]
+    assert len(found) > 2
+
+
+def test_losses_that_are_set():
+    layer = k2.layers.Dense(3)
+    layer(batch(0)[0])
+    step = coexec.function(lambda x: layer(x))
+    for i in range(14):
+        if i == 12:
+            layer._eager_losses = [tf.constant(1.0)]
+        step(batch(i)[0])
+    assert layer.losses == []
 
 
 def test_an_error_names_the_layer():
