@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import importlib.util
 import inspect
 import operator
 import os
@@ -28,7 +27,7 @@ import tensorflow as tf
 from tracer import hooks, keras_packages, random_states
 from tracer.faults import absorbs, passes
 from tracer.keras_packages import LOSSES, classes
-from tracer.location import is_user
+from tracer.location import files_of, is_user
 from tracer.op import array_in, same
 from tracer.private import EagerTensor, ops
 from tracer.seeds import generator
@@ -43,16 +42,8 @@ _STANDARD = os.path.join(sysconfig.get_path("stdlib"), "")
 _INSTALLED = tuple({os.path.join(sysconfig.get_path(name), "") for name in ("purelib", "platlib")})
 
 
-def _files_of(name: str) -> list[str]:
-    """Returns the paths of a package's files, which an import hook may put outside the usual directories."""
-    spec = importlib.util.find_spec(name)
-    if spec is None:
-        return []
-    return [os.path.join(folder, "") for folder in spec.submodule_search_locations or ()] or [str(spec.origin)]
-
-
 _HELPERS = tuple(
-    path for name in ("absl", "ml_dtypes", "optree", "typing_extensions", "wrapt") for path in _files_of(name)
+    path for name in ("absl", "ml_dtypes", "optree", "typing_extensions", "wrapt") for path in files_of(name)
 )
 
 # C functions whose effects cannot be observed afterwards.

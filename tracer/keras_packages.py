@@ -15,37 +15,19 @@ which metrics look up as their methods are called.
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import inspect
-import os
 import sys
 from collections.abc import Callable
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tracer.private import EagerTensor, KerasNode, inject_argument_info, keras_tracking
+from tracer.private import EagerTensor, KerasNode, code_inside, inject_argument_info, keras_tracking
 
 NAMES = ("keras", "tf_keras")
 MODULES = ("keras.", "tf_keras.")  # with what the modules of their classes begin
 LOSSES = "_eager_losses"
-
-
-def folders() -> list[str]:
-    """Returns where the packages' files are, without importing any."""
-    found = []
-    for name in NAMES:
-        spec = importlib.util.find_spec(name)
-        places = [] if spec is None else spec.submodule_search_locations or []
-        found += [os.path.join(os.path.abspath(place), "") for place in places]
-    return found
-
-
-def code_inside(inject: Callable[..., Any]) -> CodeType:
-    """Returns the code of the function that `inject_argument_info_in_traceback` returns."""
-    return next(c for c in inject.__code__.co_consts if inspect.iscode(c))
 
 
 class KerasClasses:

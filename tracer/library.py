@@ -75,7 +75,7 @@ _CONFIG: dict[str, Any] = vars(keras_config)
 gradient = tf.GradientTape.gradient
 layer_call = keras.layers.Layer.__call__
 layer_calls = {layer_call}  # and Keras 2's
-loss_calls = {keras.losses.Loss.__call__}
+loss_call = keras.losses.Loss.__call__  # Keras 2's converts nothing
 
 # Names kept in Keras' global state, on which no value depends.
 _NAMES = frozenset({"name_scope_stack", "object_name_uids", "keras_name_uids", "_learning_phase"})

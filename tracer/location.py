@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from types import CodeType
@@ -47,10 +48,21 @@ def _package_directory(module: Any) -> str:
     return os.path.join(os.path.dirname(os.path.abspath(str(module.__file__))), "")
 
 
+def files_of(name: str) -> list[str]:
+    """Returns the paths of a package's files, which an import hook may put outside the usual directories.
+
+    Does not import it; there are none if it is not installed.
+    """
+    spec = importlib.util.find_spec(name)
+    if spec is None:
+        return []
+    return [os.path.join(folder, "") for folder in spec.submodule_search_locations or ()] or [str(spec.origin)]
+
+
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _library_prefixes = [
     *map(_package_directory, (tensorflow, numpy)),
-    *keras_packages.folders(),
+    *(path for name in keras_packages.NAMES for path in files_of(name)),
     _HERE,
     os.path.join(os.path.dirname(os.path.dirname(_HERE)), "coexec", ""),
 ]

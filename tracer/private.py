@@ -27,7 +27,7 @@ first when it changes. What they do not have in common stands in `versions`.
 * `gradient_code`: the code in which TensorFlow calls an operation's gradient function; its local `op_name` is the op.
 * `GradientRegistry`: the class of `ops.gradient_registry`, whose `lookup` that code calls; the gradient function of
   `StridedSlice` passes on the values of its positions, and does nothing else with them.
-* `inject_argument_info`, `injecting_code`: the wrapper in which a layer runs its `call`, and which adds the call's
+* `inject_argument_info`, `code_inside`: the wrapper in which a layer runs its `call`, and which adds the call's
   arguments to an error; and its code, whose frame has the locals `fn`, `object_name`, `args` and `kwargs`.
 * `_EagerTensorCache.put`: the tensor cache of gradient functions.
 * `Context._thread_local_data`, `Context._seed`, `keras_config._EPSILON`, `_FLOATX`, `_IMAGE_DATA_FORMAT`: what
@@ -107,15 +107,14 @@ gradient_code = backprop._gradient_function.__code__
 GradientRegistry = type(ops.gradient_registry)
 binary_assert = check_ops._binary_assert
 plain_assert = inspect.unwrap(control_flow_assert.Assert)
-injecting_code = next(c for c in inject_argument_info.__code__.co_consts if inspect.iscode(c))
 
 __all__ = [
     "CompositeTensor", "EagerTensor", "FuncRegistry", "GradientRegistry", "KerasNode", "KerasVariable",
     "ResourceVariable", "Trackable", "UnreadVariable",
-    "binary_assert", "compiler_ir_of", "config_pb2", "constant_op", "context", "core",
+    "binary_assert", "code_inside", "compiler_ir_of", "config_pb2", "constant_op", "context", "core",
     "cpp_shape_inference_pb2", "custom_objects", "func_graph", "function_pb2", "functions_of_dataset",
     "gen_resource_variable_ops",
-    "global_state", "gradient_code", "handle_data_util", "inject_argument_info", "injecting_code", "is_nested",
+    "global_state", "gradient_code", "handle_data_util", "inject_argument_info", "is_nested",
     "is_nested_or_composite", "is_op_determinism_enabled", "is_resource_variable", "keras_config", "keras_losses",
     "keras_numpy", "keras_tracking", "nest", "nest_util", "node_def_pb2", "op_def_library", "op_def_registry", "ops",
     "plain_assert", "pywrap_tf_session", "pywrap_tfe", "quiet", "record", "tensor_shape_pb2", "tensor_util",
@@ -123,6 +122,13 @@ __all__ = [
 ]  # fmt: skip
 
 _FATAL = 3
+
+
+def code_inside(inject: Any) -> Any:
+    """Returns the code of the function that `inject_argument_info_in_traceback` returns."""
+    return next(c for c in inject.__code__.co_consts if inspect.iscode(c))
+
+
 _quiet_lock = threading.Lock()
 _quiet_depth = 0
 _level = 0

@@ -33,7 +33,7 @@ from tracer.faults import absorbs, call
 from tracer.graph import Step
 from tracer.intercept import answering_handler, tape_is_empty
 from tracer.lazy import LazyTensor, eager_constant, new_lazy, unwrap
-from tracer.library import Surroundings, call_context, gradient, is_pure, layer_calls, loss_calls
+from tracer.library import Surroundings, call_context, gradient, is_pure, layer_calls, loss_call
 from tracer.location import CAUGHT, call_stack, fate, place_of, user_frames
 from tracer.private import EagerTensor
 from tracer.spec import RESOURCE
@@ -121,7 +121,7 @@ class CallSites:
             try:
                 key = self._key(function, args, kwargs, arguments)
             except CannotMemoizeArray:
-                if function in layer_calls or function in loss_calls:
+                if function in layer_calls or function is loss_call:
                     args, kwargs = with_tensors(args, kwargs)
                 arguments = CallArguments(run.cursor)
                 key = self._key(function, args, kwargs, arguments)

@@ -208,6 +208,8 @@ class Observation:
         if reason is None:
             try:
                 own = effects.held
+                if _holds_any(result, effects.contents):
+                    raise CannotMemoize("its result holds a container that an object holds, too")
                 if proof is not None:
                     self._rest_on(proof, held, given, result)
                     own = effects.held | proof.state_guards.tensors
@@ -222,8 +224,6 @@ class Observation:
                     else:
                         self._fill(result, effects.read, drawn)
                     self._record_as_one(first)
-                if _holds_any(result, effects.contents):
-                    raise CannotMemoize("its result holds a container that an object holds, too")
             except (CannotMemoize, Refused) as error:
                 reason, for_long = str(error), isinstance(error, CannotMemoizeForLong)
         if reason is None:

@@ -987,10 +987,10 @@ def test_the_functions_of_a_dataset():
 
 def test_keras_writes_into_errors_how_a_layer_was_called():
     """A layer's `call` runs in a frame of this code, with these names, which adds to the message and marks it."""
-    assert private.injecting_code.co_name == "error_handler"
-    assert {"fn", "object_name"} <= set(private.injecting_code.co_freevars)
-    assert {"args", "kwargs"} <= set(private.injecting_code.co_varnames)
-    assert private.inject_argument_info(len).__code__ is private.injecting_code
+    assert private.code_inside(private.inject_argument_info).co_name == "error_handler"
+    assert {"fn", "object_name"} <= set(private.code_inside(private.inject_argument_info).co_freevars)
+    assert {"args", "kwargs"} <= set(private.code_inside(private.inject_argument_info).co_varnames)
+    assert private.inject_argument_info(len).__code__ is private.code_inside(private.inject_argument_info)
     found = []
 
     class Layer(keras.layers.Layer):
@@ -1001,7 +1001,7 @@ def test_keras_writes_into_errors_how_a_layer_was_called():
 
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"calling Layer.call\(\)[^$]*wrong[^$]*how=1") as caught:
         Layer()(X, how=1)
-    assert found == [(private.injecting_code, True, "Layer.call()")]
+    assert found == [(private.code_inside(private.inject_argument_info), True, "Layer.call()")]
     assert caught.value._keras_call_info_injected
 
 

@@ -28,8 +28,9 @@ def same(make, backend, launches, calls=6):
                     results.append(snapshot((each(x), state())))
                 except Exception as error:
                     results.append(snapshot((type(error), state())))  # messages tell where a function was traced
-            # Of the derivative of `tanh`, eager and XLA round off up to 6.5e-7 each (TensorFlow 2.18).
-            assert_same(*results, rtol=1e-5, atol=2e-6, path=f"call {number}: ")
+            # Of the derivative of `tanh`, eager and XLA round off up to 6.5e-7 each before TensorFlow 2.20.
+            atol = 2e-6 if tf.__version__.startswith(("2.18.", "2.19.")) else 1e-6
+            assert_same(*results, rtol=1e-5, atol=atol, path=f"call {number}: ")
         if launches is not None:
             assert 0 < fn.stats().launches - before <= launches, fn.explain()
     return fn

@@ -89,7 +89,7 @@ def test_on_ever_new_paths_calls_are_learnt_when_they_come_again(observed):
 
 
 class Lost(keras.layers.Layer):
-    """A layer of which no call can be memoized, until it is quiet."""
+    """A layer of which no call can be memoized."""
 
     def __init__(self):
         super().__init__()

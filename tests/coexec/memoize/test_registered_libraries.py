@@ -13,7 +13,7 @@ import coexec
 from coexec.base.stats import Kind
 from tests.coexec import registered
 from tests.coexec.memoize.test_regions import compare
-from tracer import effects, library
+from tracer import library, location
 
 
 @pytest.fixture(autouse=True)
@@ -182,4 +182,4 @@ def test_what_keras_calls_is_known_wherever_it_is(tmp_path, monkeypatch, name):
     (tmp_path / f"{name}.py").write_text("")
     monkeypatch.setattr("sys.path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, name, raising=False)
-    assert effects._files_of(name) == [str(tmp_path / f"{name}.py")]
+    assert location.files_of(name) == [str(tmp_path / f"{name}.py")]
