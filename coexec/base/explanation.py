@@ -26,7 +26,8 @@ class Pace:
     now: float | None = None
     steady: float | None = None  # the median in the steady state: followed, with nothing new
     eager: float | None = None  # the median of imperative calls
-    measured: bool = True  # whether `eager` was; else it is a lower bound, from the number of operations
+    made: int = 0  # how many calls were timed since the first, however they ran
+    spent: float = 0.0  # what all of these took, learning included
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,6 @@ class Explanation(str):
 def explained(name: str, stats: Stats, causes: dict[Cause, Tally], pace: Pace) -> Explanation:
     """Returns the report of one function."""
     calls = max(stats.calls, 1)
-    if pace.eager is None:
-        pace = _estimated(pace, stats)
     steady = pace.steady
     ranked = sorted(
         causes.items(), key=lambda item: _rank(item[0].kind, _seconds(item[0], item[1], steady), item[1].count)
@@ -105,8 +104,8 @@ def explained(name: str, stats: Stats, causes: dict[Cause, Tally], pace: Pace) -
             "best_share": _share(best, pace),
             "seconds": pace.now,
             "eager_seconds": pace.eager,
-            "eager_is_measured": pace.eager is not None and pace.measured,
             "best_seconds": best,
+            "gained_seconds": None if pace.eager is None else pace.made * pace.eager - pace.spent,
             "to_change": None if dearest is None else dataclasses.asdict(dearest),
         },
         "stats": {**dataclasses.asdict(stats), "share_followed": stats.share_followed},
@@ -169,15 +168,6 @@ def _best(ranked: list[tuple[Cause, Tally]], pace: Pace, calls: int) -> float | 
     return min(pace.now, max(pace.steady - saved, min(pace.steady, tuning.cut_seconds)))
 
 
-def _estimated(pace: Pace, stats: Stats) -> Pace:
-    """Returns a pace with a lower bound for eager: calls are timed imperatively only if following may not pay."""
-    traced = stats.calls - stats.imperative
-    operations = stats.ops_followed + stats.ops_recorded
-    if not traced or not operations:
-        return pace
-    return dataclasses.replace(pace, eager=tuning.eager_operation * operations / traced, measured=False)
-
-
 def _share(seconds: float | None, pace: Pace) -> float | None:
     return seconds / pace.eager if seconds is not None and pace.eager else None
 
@@ -185,14 +175,11 @@ def _share(seconds: float | None, pace: Pace) -> float | None:
 def _now(name: str, pace: Pace) -> str:
     if pace.now is None:
         return f"{name}: a call takes a time that is not known yet: none has been followed"
-    share = _share(pace.now, pace)
-    if pace.eager is None or share is None:
-        return f"{name}: a call takes {_time(pace.now)}; eager's time is not known"
-    last = f"mean of the last {pace.calls}"
-    if not pace.measured:
+    last, share = f"mean of the last {pace.calls}", _share(pace.now, pace)
+    if share is None or pace.eager is None:
         return (
-            f"{name}: a call takes {_time(pace.now)} ({last}), eager {_time(pace.eager)} or more, which makes "
-            f"{share:.2f} of its time at most; `with coexec.imperative()` around a few calls measures that"
+            f"{name}: a call takes {_time(pace.now)} ({last}); eager's time was not measured: "
+            "`with coexec.imperative()` around a few calls does that"
         )
     return f"{name}: a call takes {share:.2f} of eager's time, {_time(pace.now)} of {_time(pace.eager)} ({last})"
 

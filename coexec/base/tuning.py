@@ -21,6 +21,10 @@ class Tuning:
     # Doubt at which a function is timed: a call that met something new adds two, any other call subtracts one. In the
     # first followed call everything is new, and in the second some.
     doubt_before_timing: float = 4
+    # Calls that met nothing new after which some are timed without a doubt, so that reports know eager's time: 0 is
+    # never, and `python -m coexec run` has the other.
+    calm_before_timing: int = 0
+    run_calm: int = 4
     # From then on, the net cost of following, in imperative calls, at which it backs off. Before, it has cost 3 to 9,
     # mostly for observing the Python of library calls.
     following_patience: float = 4.0
@@ -378,6 +382,14 @@ class Tuning:
     data_patience: float = 1.0  # seconds that a data-preparing thread has to end
     progress_interval: float = 0.1  # seconds between updates of the progress line
     signal_grace: float = 1.0  # seconds that a running step has to finish after Ctrl-C
+
+    # The search of `python -m coexec run` for hot loops (`cli/hot_loops`). A look takes some 50 us.
+
+    search_interval: float = 0.01  # seconds between two looks
+    search_samples: int = 500  # in eager operations, after which it ends
+    search_calls: int = 5  # in which a function has to be seen
+    search_share: float = 0.2  # of those samples, in which it has to be
+    search_bare: int = 50  # the fewest of them from which to tell of a loop whose body is no function
 
 
 tuning = Tuning()

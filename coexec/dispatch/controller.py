@@ -347,7 +347,7 @@ class Controller:
                 known = not following.cursor.adopted and following.recorder is None and not compiled
                 watched = self.known_calls.watching.spent - watched
                 seconds, counted = seconds - watched, max(counted - watched, 0.0)
-                self.account.timed(seconds, known and not watched)
+                self.account.timed(seconds, known and not watched, watched)
                 self._consider_watching(following, seconds, known)
                 if not known:
                     hand_over()

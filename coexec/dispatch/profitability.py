@@ -37,6 +37,7 @@ class Profitability:
         self._varies = False  # whether some of them had many more than others
         self._per_call = 0.0  # the lower median of `_plain`, or their mean if calls differ in size
         self._doubt = 0.0
+        self._calm = 0  # followed calls that met nothing new, while no imperative one was timed
         self._balance = 0.0
         self._last = 0.0  # seconds, of the last followed call
         self._since = 0  # calls followed since the last imperative one
@@ -44,6 +45,8 @@ class Profitability:
         self.pause = 0  # length of the last backoff, in calls
         self.paused = 0  # calls left of the current one
         self.backs_off = False  # whether imperative calls are due to a backoff, not to be timed only
+        self.steps = 1  # how many turns of a training loop the program makes in each call
+        self._made, self._spent = 0, 0.0  # such turns, and the time that they took, for reports only
 
     def admit(self) -> bool:
         """Returns whether to follow the next call; if not, it counts towards the end of the backoff."""
@@ -61,14 +64,19 @@ class Profitability:
         elapsed = seconds if elapsed is None else elapsed
         with self._lock:
             self._plain.append(seconds)
-            self._waited.append(elapsed)
-            self._taken.append(elapsed)
+            self._waited.append(elapsed / self.steps)
+            self._taken.append(elapsed / self.steps)
+            self._add(elapsed)
             self._estimate()
             self._since = 0
 
     def _estimate(self) -> None:
         estimate = statistics.fmean if self._varies else statistics.median_low
         self._per_call = estimate(self._plain)
+
+    def _add(self, seconds: float) -> None:
+        self._made += self.steps
+        self._spent += seconds
 
     def _note_size(self, operations: int) -> None:
         """Notes how many operations a followed call had; costs nothing where all have the same."""
@@ -112,8 +120,10 @@ class Profitability:
             elif clean:
                 self._doubt = max(self._doubt - 1, 0)
             if not self._plain:
-                if self._doubt >= tuning.doubt_before_timing:
-                    self.paused = tuning.varied_calls_timed if self._varies else 1
+                self._calm += clean
+                asked = 0 < tuning.calm_before_timing <= self._calm
+                if asked or self._doubt >= tuning.doubt_before_timing:
+                    self.paused = tuning.varied_calls_timed if self._varies or asked else 1
                 return False
             plain, largest = self._per_call, self._per_call
             if self._varies:  # an imperative call takes as long as it has operations
@@ -155,13 +165,18 @@ class Profitability:
 
     def ran_as_asked(self, seconds: float) -> None:
         """Notes the time of a call that ran imperatively on the program's demand, for reports only."""
-        self._asked.append(seconds)
+        self._asked.append(seconds / self.steps)
+        self._add(seconds)
 
-    def timed(self, seconds: float, steady: bool) -> None:
-        """Notes the time of a followed call, for the pace; `steady`: whether it met nothing new."""
-        self._taken.append(seconds)
+    def timed(self, seconds: float, steady: bool, watched: float = 0.0) -> None:
+        """Notes the time of a followed call, for the pace; `steady`: whether it met nothing new.
+
+        `watched`: what it took besides, to watch calls of helpers.
+        """
+        self._add(seconds + watched)
+        self._taken.append(seconds / self.steps)
         if steady:
-            self._steady.append(seconds)
+            self._steady.append(seconds / self.steps)
 
     def pace(self) -> Pace:
         """Returns the recent times of calls, and of imperative ones as far as they were timed."""
@@ -174,4 +189,6 @@ class Profitability:
             statistics.fmean(taken) if taken else None,
             statistics.median(steady) if steady else None,
             statistics.median_low(plain) if plain else None,
+            self._made,
+            self._spent,
         )

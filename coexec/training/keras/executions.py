@@ -98,6 +98,7 @@ class Execution:
 
     def _run(self, batches: list[Any]) -> None:
         self._control.ahead = self._audience.apart
+        self._control.account.steps = len(batches)
         self._result = self.step(*batches)
         if not self._audience.listens and isinstance(self._result, dict):
             self._logs.clear()

@@ -437,15 +437,23 @@ def test_the_verdict_comes_first_in_three_lines():
     assert verdict["to_change"]["id"] == "CX-READ"
 
 
-def test_where_eager_was_not_timed_it_is_estimated_from_below():
-    """An operation takes a time at least; whoever wants to know it better has some calls run imperatively."""
+def test_nothing_is_claimed_of_eager_where_it_was_not_timed():
+    """Whoever wants to know it has some calls run imperatively."""
     stats = Stats(calls=110, imperative=10, ops_followed=9900, ops_recorded=100)
     text = explained("step", stats, {}, Pace(64, now=0.0003, steady=0.0003))
-    assert text.splitlines()[0] == (
-        "step: a call takes 300 us (mean of the last 64), eager 1.5 ms or more, which makes 0.20 of its time "
-        "at most; `with coexec.imperative()` around a few calls measures that"
-    )
-    assert text.as_dict()["verdict"]["eager_is_measured"] is False
+    assert text.splitlines()[:2] == [
+        "step: a call takes 300 us (mean of the last 64); eager's time was not measured: "
+        "`with coexec.imperative()` around a few calls does that",
+        "at best: 300 us, as now",
+    ]
+    verdict = text.as_dict()["verdict"]
+    assert [verdict[name] for name in ("share", "best_share", "eager_seconds", "gained_seconds")] == [None] * 4
+
+
+def test_what_was_gained_counts_all_calls_with_what_they_have_learnt():
+    for spent, gained in ((3.0, 7.0), (12.0, -2.0)):
+        pace = Pace(64, now=0.001, steady=0.001, eager=0.01, made=1000, spent=spent)
+        assert explained("step", STATS, {}, pace).as_dict()["verdict"]["gained_seconds"] == pytest.approx(gained)
 
 
 @pytest.mark.parametrize(
@@ -454,8 +462,8 @@ def test_where_eager_was_not_timed_it_is_estimated_from_below():
         (Pace(), ["step: a call takes a time that is not known yet: none has been followed", "at best: not known yet"]),
         (
             Pace(3, now=0.002),
-            ["step: a call takes 2 ms; eager's time is not known",
-             "at best: not known yet"],
+            ["step: a call takes 2 ms (mean of the last 3); eager's time was not measured: "
+             "`with coexec.imperative()` around a few calls does that", "at best: not known yet"],
         ),
         (
             Pace(64, now=0.002, steady=0.002, eager=0.002),
@@ -509,9 +517,9 @@ def test_times_are_those_of_the_clock():
         for _ in range(3):
             step(X)
     verdict = step.explain().as_dict()["verdict"]
-    if not before["eager_is_measured"]:
-        assert 0.0 < before["eager_seconds"] < verdict["eager_seconds"]
-    assert verdict["eager_is_measured"]
+    assert before["eager_seconds"] is before["gained_seconds"] is None
+    calls = 3 * tuning.pace_calls - 1 + 3  # of which the first is recorded, and not timed
+    assert verdict["gained_seconds"] < calls * verdict["eager_seconds"] - calls * 0.002
     assert verdict["seconds"] > 0.002 < verdict["eager_seconds"]
     assert verdict["share"] == pytest.approx(verdict["seconds"] / verdict["eager_seconds"])
     assert verdict["best_seconds"] <= verdict["seconds"]

@@ -259,3 +259,26 @@ def test_learning_is_paid_by_what_it_brings():
         for _ in range(9):
             account.followed(0.2, clean=True)
     assert account.paused == 0
+
+
+def test_whoever_wants_to_know_eagers_time_has_a_call_timed_without_a_doubt(tune):
+    """That is one of the steady state, and what was lost before decides nothing."""
+    tune(calm_before_timing=4)
+    account = Profitability()
+    spend(account, 2, 100.0)
+    found = spend(account, 1000, 0.9, clean=True)
+    assert found.index(False) == tuning.calm_before_timing
+    assert found.count(False) == tuning.plain_calls_kept
+    assert account.pace().eager == PLAIN
+    assert account.pause == 0
+
+
+def test_turns_of_a_training_loop_are_what_is_reported():
+    """Also where a call makes several of them."""
+    account = Profitability()
+    account.ran_plainly(PLAIN)
+    account.steps = 4
+    account.timed(1.0, steady=True, watched=0.5)
+    pace = account.pace()
+    assert (pace.steady, pace.eager) == (0.25, PLAIN)
+    assert (pace.made, pace.spent) == (5, 2.5)
