@@ -1,8 +1,9 @@
 """The command line: `python -m coexec COMMAND`, with the commands of `coexec/cli`.
 
 python -m coexec doctor                            is everything there that coexec needs? exit status 1 if not
-python -m coexec run train.py --epochs=3           runs a script with Keras' fit followed, and says what that gains;
-                                                   --report=DIR before the script writes a page about it
+python -m coexec run train.py --epochs=3           runs a script with Keras' fit and the functions that its hot loops
+                                                   call followed, and says what that gained; --report=DIR before the
+                                                   script writes a page about it
 python -m coexec cache list                        what is kept on disk for later processes; or clear
 python -m coexec operations MatMul Unique          how an operation is followed, and why; without a name, all of them
 python -m coexec bench lenet --rounds=20           compares and times the variants of a program of the papers

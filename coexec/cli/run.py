@@ -1,4 +1,4 @@
-"""`run`: runs a script as `python script.py` does, with Keras' training loops and named functions followed."""
+"""`run`: runs a script as `python script.py` does, with Keras' training loops, and named or hot functions, followed."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import importlib
 import os
 import runpy
 import sys
-import types
+import time
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import keras
 
 import coexec
-from coexec.api import Function
 from coexec.base import modes
+from coexec.base.tuning import tuned, tuning
+from coexec.cli.hot_loops import HotLoop, HotLoops, follow
 from tracer import hooks
 from tracer.faults import passes
 
@@ -36,6 +37,8 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--function", action="append", default=[], metavar="MODULE:NAME",
                         help="follow this function, too: my.steps:train_step, or my.steps:Agent.learn")  # fmt: skip
+    parser.add_argument("--no-search", dest="search", action="store_false",
+                        help="where none is named: do not look for those that a loop calls")  # fmt: skip
     parser.add_argument("--mode", choices=sorted(MODES), default="follow", help="of all calls")
     parser.add_argument("--report", metavar="DIR", help="write a page, JSON and a trace of what happened there")
     parser.add_argument("script")
@@ -44,7 +47,7 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Runs the script; its errors and its exit status are its own. Prints the verdicts to stderr."""
+    """Runs the script; its errors and its exit status are its own. Prints the verdicts, and the gain, to stderr."""
     if not os.path.isfile(options.script):
         parser.error(f"there is no script {options.script}")
     sys.argv = [options.script, *options.arguments]
@@ -60,22 +63,33 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             kept = coexec.report(options.report)
         except OSError as error:
             parser.error(f"--report={options.report}: {error}")
-    _models.hold()
+    loops = HotLoops(run.__code__)
+    searches = options.search and not options.function and options.mode != "imperative"
     names: dict[str, Any] = {}  # the script's, held until its functions have been asked
+    began = time.perf_counter()
+    _models.hold()
     try:
-        with MODES[options.mode]():
+        if searches:
+            loops.start()
+        with MODES[options.mode](), tuned(calm_before_timing=tuning.run_calm):
             names = runpy.run_path(options.script, run_name="__main__")
     finally:
+        took = time.perf_counter() - began
         _models.release()
+        if searches:
+            loops.stop()
         if kept is None:
             found = coexec.explain()
             texts = found.split("\n\n") if found.as_dict()["functions"] else []
+            verdicts = [shown["verdict"] for shown in found.as_dict()["functions"]]
         else:  # which has those, too, that are gone by now
-            texts = [shown["explain"] for shown in kept.data()["functions"]]
-        print("\n".join(_verdicts(texts)), file=sys.stderr)
+            functions = kept.data()["functions"]
+            texts, verdicts = ([shown[key] for shown in functions] for key in ("explain", "verdict"))
+        lines = [*_loops(loops.found), *_verdicts(texts), *_gained(verdicts, took)]
         if kept is not None:
             kept.close()
-            print(f"coexec: the report is in {kept.page}", file=sys.stderr)
+            lines.append(f"the report is in {kept.page}")
+        print("\n".join(f"coexec: {line}" for line in lines), file=sys.stderr)
         names.clear()
     return 0
 
@@ -92,13 +106,9 @@ def replace(name: str) -> None:
     *outer, last = path.split(".")
     for part in outer:
         owner = getattr(owner, part, None)
-    found = vars(owner).get(last) if isinstance(owner, (types.ModuleType, type)) else None
-    if found is None:
+    if owner is None or last not in vars(owner):
         raise LookupError(f"{module} has no {path}; functions of the script itself take @coexec.function")
-    if not isinstance(found, (types.FunctionType, staticmethod, classmethod, Function)):
-        raise LookupError(f"it is no function, but {found!r}")
-    if not isinstance(found, Function):
-        setattr(owner, last, coexec.function(cast(Any, found)))
+    follow(owner, last)
 
 
 def _accelerating(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,11 +129,41 @@ _models = hooks.HookSet(
 _models.add(keras.Model, "compile", _accelerating(keras.Model.compile))
 
 
+def _loops(found: list[HotLoop]) -> list[str]:
+    """Returns a line for each hot loop that was found."""
+    lines = []
+    for loop in found:
+        text = f"{loop.share:.0%} of the eager time that was looked at is in {loop.place}"
+        if loop.function is None:
+            lines.append(f"{text}, which cannot be followed: {loop.why_not}")
+        elif loop.function.stats().calls:
+            lines.append(f"{text}, which was followed from then on")
+        else:
+            lines.append(f"{text}, but it was not called by that name since: decorate it with @coexec.function")
+    return lines
+
+
 def _verdicts(texts: list[str]) -> list[str]:
     """Returns the verdicts among the explanations of the followed functions."""
     if not texts:
         return [
-            "coexec: nothing was followed: the script has compiled no Keras model, and called no decorated function",
+            "nothing was followed: the script has compiled no Keras model, called no decorated function, and no "
+            "function again and again for eager operations",
             "  name its training step with --function=MODULE:NAME, or decorate it with @coexec.function",
         ]
-    return [f"coexec: {line}" for part in texts for line in part.splitlines()[:3]]
+    return [line for part in texts for line in part.splitlines()[:3]]
+
+
+def _gained(verdicts: list[dict[str, Any]], took: float) -> list[str]:
+    """Returns a line on the time that was gained: of those functions of which some calls were timed imperatively."""
+    known = [verdict["gained_seconds"] for verdict in verdicts if verdict["gained_seconds"] is not None]
+    if not verdicts:
+        return []
+    if not known:
+        return [f"what that gained is not known: too few calls to time some imperatively; the script took {took:.3g} s"]
+    gained = sum(known)
+    left_out = len(verdicts) - len(known)
+    besides = f", without {left_out} more functions, of too few calls to time" if left_out else ""
+    if gained < 0:
+        return [f"lost: {-gained:.3g} s of the {took:.3g} s that the script took, most of it to learn{besides}"]
+    return [f"gained: {gained:.3g} s; the script took {took:.3g} s instead of {took + gained:.3g}{besides}"]

@@ -265,7 +265,7 @@ def test_whoever_wants_to_know_eagers_time_has_a_call_timed_without_a_doubt(tune
     """That is one of the steady state, and what was lost before decides nothing."""
     tune(calm_before_timing=4)
     account = Profitability()
-    spend(account, 2, 100.0)
+    spend(account, 1, 100.0)
     found = spend(account, 1000, 0.9, clean=True)
     assert found.index(False) == tuning.calm_before_timing
     assert found.count(False) == tuning.plain_calls_kept
