@@ -3,8 +3,10 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "examples" / "notebook.ipynb"
 
 needs = {name: pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"{name} is not installed")
-         for name in ("IPython", "nbclient")}  # fmt: skip
+         for name in ("IPython", "nbclient", "tqdm")}  # fmt: skip
 
 # Cells as IPython runs them, in a process of its own: its shell is a singleton, and holds what cells have shown.
 PROGRAM = """
@@ -124,6 +126,94 @@ def test_the_magic_decorates_and_cells_may_run_again(tmp_path):
     assert found["raised"] == "ZeroDivisionError: division by zero"
     assert found["bare"] == [False, False, True]
     assert not found["unloaded"]
+
+
+# Of each pair of cells, the first is what everybody sees, and the second the same with coexec.
+BARS = [
+    """
+    import keras, numpy as np, tensorflow as tf, coexec
+    from coexec import testing
+
+    following = testing.always_follow()  # held: what is dropped, ends
+    following.__enter__()
+    x = np.linspace(-1, 1, 1024, dtype="float32").reshape(256, 4)
+    data = tf.data.Dataset.from_tensor_slices(x).batch(4)
+
+    def compiled():
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", run_eagerly=True)
+        return model
+
+    def step(x):
+        for _ in range(10):
+            x = tf.tanh(x)
+        return tf.reduce_sum(x)
+
+    plain, followed = compiled(), coexec.accelerate(compiled())
+    followed_step = coexec.function(step)
+    """,
+    "plain.fit(x, x[:, :1], epochs=2, batch_size=16); None",
+    "followed.fit(x, x[:, :1], epochs=2, batch_size=16); None",
+    "from tqdm import tqdm\nfor batch in tqdm(data, desc='plain'): step(batch)",
+    "for batch in tqdm(data, desc='followed'): followed_step(batch)",
+    """
+    turns = coexec.loop(data, epochs=2)
+    for batch in turns:
+        turns.show(loss=followed_step(batch))
+        if turns.step % 50 == 0:
+            print("at", turns.step)
+    """,
+    "for batch in coexec.loop(data, progress=False): followed_step(batch)",
+    "print(followed.train_function.stats().followed > 0, followed_step.stats().followed > 100)",
+]
+
+
+def read(text):
+    """What is left to read of a text that goes back over itself, without colours and times."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    lines = []
+    for line in text.split("\n"):
+        seen, at = [], 0
+        for character in line:
+            if character in "\r\b":
+                at = 0 if character == "\r" else max(at - 1, 0)
+            else:
+                seen[at : at + 1] = [character]
+                at += 1
+        lines.append(re.sub(r"\d+m?s(/step)?", "TIME", "".join(seen)).rstrip())
+    return "\n".join(lines)
+
+
+@needs["nbclient"]
+@needs["tqdm"]
+def test_progress_bars_are_right():
+    """Keras' and tqdm's are what they are without coexec; a loop's is one line, which does not get between prints."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    sources = [nbformat.v4.new_code_cell(textwrap.dedent(source)) for source in BARS]
+    notebook = nbformat.v4.new_notebook(cells=sources)
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1",
+                   "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}  # fmt: skip
+    NotebookClient(notebook, timeout=240, kernel_name="python3").execute(env=environment)
+
+    def shown(number, stream):
+        outputs = notebook.cells[number].outputs
+        return read("".join(output["text"] for output in outputs if output.get("name") == stream))
+
+    assert shown(2, "stdout") == shown(1, "stdout")
+    assert re.fullmatch(r"(Epoch [12]/2\n16/16 ━{20} TIME TIME - loss: 0\.\d+\n){2}", shown(2, "stdout"))
+    for number, name in ((3, "plain"), (4, "followed")):
+        assert re.fullmatch(rf"{name}: 100%\|█+\| 64/64 \[.*it/s\]\n", shown(number, "stderr"))
+    bars = [output["data"] for output in notebook.cells[5].outputs if output["output_type"] == "display_data"]
+    assert len(bars) == 1
+    assert list(bars[0]) == ["text/plain"]
+    assert re.fullmatch(r"━{20} 128/128  \S+ steps/s loss \S+  followed 100% 0:00:00", bars[0]["text/plain"])
+    assert shown(5, "stdout") == "at 0\nat 50\nat 100\n"
+    assert shown(5, "stderr") == ""
+    assert notebook.cells[6].outputs == []
+    assert shown(7, "stdout") == "True True\n"
 
 
 def test_the_notebook_is_stored_as_it_ran():

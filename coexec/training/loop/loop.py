@@ -185,7 +185,7 @@ def loop(
       prefetch: how many batches to prepare ahead: by TensorFlow for datasets, else on a thread. With 0, Python in your
         data runs in program order.
       checkpoint: what to save, where and how often.
-      progress: whether to show a progress bar; None: if standard error is a terminal.
+      progress: whether to show a progress bar; None: on a terminal, and in a notebook.
     """
     source = source_of(data, batch_size, shuffle, seed, prefetch)
     return Loop(source, epochs, steps_per_epoch, checkpoint, progress)

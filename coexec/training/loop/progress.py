@@ -1,7 +1,9 @@
-"""Progress: one line on the terminal about a running loop; by default nothing if there is no terminal."""
+"""Progress: one line about a running loop, on a terminal or below a notebook's cell; by default nothing elsewhere."""
 
 from __future__ import annotations
 
+import importlib
+import io
 import sys
 import time
 from typing import Any
@@ -13,6 +15,8 @@ from coexec.api import functions
 from coexec.base.tuning import tuning
 from tracer.inputs import array_of
 
+_WIDTH = 120  # characters of a notebook's line
+
 
 class ProgressBar:
     """A progress bar with the step rate, the latest shown values, and the share of operations that was followed.
@@ -22,15 +26,19 @@ class ProgressBar:
 
     def __init__(self, total: int | None, done: int, shown: bool | None = None) -> None:
         self._bar: Progress | None = None
+        self._cell: Any = None  # the handle of the line in a notebook, once it is there
+        self._notebook = _is_notebook()
         self.values: dict[str, Any] = {}
         if shown is None:
-            shown = sys.stderr.isatty()
+            shown = self._notebook or sys.stderr.isatty()
         if shown:
             text = "{task.description} {task.fields[rate]} {task.fields[values]}"
             columns = [BarColumn(20), MofNCompleteColumn(), TextColumn(text), TimeRemainingColumn()]
             # What the program prints to a terminal is shown above the bar; output to a file or pipe is left alone.
             above = sys.stdout is not None and sys.stdout.isatty()
-            console = Console(stderr=True)
+            # Rich's way into notebooks needs widgets, and leaves an empty output behind: there it only sets the line.
+            aside = Console(file=io.StringIO(), force_jupyter=False, color_system=None, width=_WIDTH)
+            console = aside if self._notebook else Console(stderr=True)
             self._bar = Progress(*columns, console=console, auto_refresh=False, redirect_stdout=above)
             self._task = self._bar.add_task("", total=total, completed=done, rate="", values="")
         self._done = self._drawn_at = done
@@ -39,7 +47,10 @@ class ProgressBar:
 
     def __enter__(self) -> ProgressBar:
         if self._bar is not None:
-            self._bar.start()
+            if self._notebook:
+                self._show(self._bar)
+            else:
+                self._bar.start()
         return self
 
     def advance(self, epoch: str) -> None:
@@ -61,13 +72,34 @@ class ProgressBar:
         bar.update(
             self._task, completed=self._done, description=epoch, rate=f"{rate:.3g} steps/s", values="  ".join(values)
         )
-        bar.refresh()
+        if self._notebook:
+            self._show(bar)
+        else:
+            bar.refresh()
+
+    def _show(self, bar: Progress) -> None:
+        """Shows the line below the cell, or replaces it there; what the cell prints is left alone."""
+        display = importlib.import_module("IPython.display").display  # there, as this runs in its kernel
+        with bar.console.capture() as line:
+            bar.console.print(bar.get_renderable())
+        data = {"text/plain": line.get().strip()}
+        if self._cell is None:
+            self._cell = display(data, raw=True, display_id=True)
+        else:
+            self._cell.update(data, raw=True)
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             if self._done != self._drawn_at:
                 self._draw("")
-            self._bar.stop()
+            if not self._notebook:
+                self._bar.stop()
+
+
+def _is_notebook() -> bool:
+    """Returns whether this runs in a kernel, whose outputs are shown on a page."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 def _operations() -> tuple[int, int]:
