@@ -199,7 +199,7 @@ class Tuning:
     max_family_graphs: int = 6  # graphs per form, each with more lifted constants
     compile_queue: int = 64  # jobs that may wait for the compile thread
     compile_idle: float = 5.0  # seconds after which an idle compile thread ends
-    compile_slow: float = 2.0  # seconds after which a slow compilation is logged
+    slow_seconds: float = 2.0  # after which a compilation is logged (`base/slow_notice`)
     wrapper_patience: float = 0.05  # seconds to wait for other threads' launches before wrappers are removed
 
     # On disk (`compile/disk_store`, `compile/backend_choice`, `compile/xla_code_cache`).
@@ -381,6 +381,7 @@ class Tuning:
     together_doubt: int = 8  # consecutive other calls before steps are launched one by one again
     data_patience: float = 1.0  # seconds that a data-preparing thread has to end
     progress_interval: float = 0.1  # seconds between updates of the progress line
+    progress_width: int = 120  # characters of that line in a notebook, which does not say how wide it is
     signal_grace: float = 1.0  # seconds that a running step has to finish after Ctrl-C
 
     # The search of `python -m coexec run` for hot loops (`cli/hot_loops`). A look takes some 50 us.

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 from coexec.base import timeline
+from coexec.base.slow_notice import SlowNotice
 from coexec.base.timer_signals import SIGNALS
 from coexec.base.tuning import tuning
 from tracer import hooks
@@ -66,21 +67,15 @@ class Background:
                     return
                 what, job = self._waiting.popleft()
                 self._working = True
-            began, at = time.monotonic(), time.perf_counter()
-            slow = tuning.compile_slow
-            notice = threading.Timer(slow, _log.warning, (f"{what}: takes more than {slow:.0f} s, in the background",))
-            notice.daemon = True
+            at = time.perf_counter()
             try:
-                notice.start()
-                job()
+                with SlowNotice(what, "in the background"):
+                    job()
             except Exception:  # whatever the compiler raises, the next job must run
                 _log.exception("%s failed; the program goes on without it", what)
             finally:
-                notice.cancel()
                 if (events := timeline.current) is not None:
                     events.add("xla", "", at, what)
-                if time.monotonic() - began > slow:
-                    _log.warning("%s: done after %.1f s", what, time.monotonic() - began)
                 del job
                 with self._changed:
                     self._working = False
@@ -95,7 +90,7 @@ class Background:
         with self._changed:
             self._ended = True
             self._waiting.clear()
-        if not self.wait(tuning.compile_slow):
+        if not self.wait(tuning.slow_seconds):
             _log.warning("waiting for XLA, which cannot be interrupted, before the process ends")
             self.wait()
 

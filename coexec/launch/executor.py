@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -15,6 +16,7 @@ import tensorflow as tf
 from coexec.base import fork, timeline, timer_signals
 from coexec.base.budget import Budget, is_hopeless
 from coexec.base.options import Divergence, Options
+from coexec.base.slow_notice import SlowNotice
 from coexec.base.stats import EventLog, Kind
 from coexec.base.tuning import tuning
 from coexec.compile.compile_thread import background
@@ -31,6 +33,9 @@ from coexec.lowering.reroll.reroll import left_by_loops
 from tracer.graph import Step, Variant
 from tracer.intercept import handling
 from tracer.private import context, is_op_determinism_enabled
+
+_NOTHING = contextlib.nullcontext()
+_FIRST = {"xla": "XLA has to compile them first", "graph": "TensorFlow has to prepare them first"}
 
 
 class SegmentExecutor:
@@ -128,10 +133,13 @@ class SegmentExecutor:
         began = time.perf_counter()
         pending.executable = executable
         try:
-            if flight is None:
+            if flight is not None:
+                results = flight.land()
+            elif executable.launches:
                 results = executable.launch(pending.feeds, pending.seeds, pending.results)
             else:
-                results = flight.land()
+                with self._first(executable, pending.last):
+                    results = executable.launch(pending.feeds, pending.seeds, pending.results)
         except Exception as error:  # replaying shows whether an operation or the executable is at fault
             pending.results.extend(flight.into if flight is not None else ())
             if pending.results:  # neither: the launch is done, and Python failed after it
@@ -168,7 +176,8 @@ class SegmentExecutor:
         self.ledger.count("validated", "launches")
         began = time.perf_counter()
         try:
-            difference = validate(executable, pending)
+            with self._first(executable, pending.last) if executable.launches == 0 else _NOTHING:
+                difference = validate(executable, pending)
         except Declined as declined:
             self._demote(compiled, executable, pending.last, str(declined))
             return False
@@ -350,11 +359,18 @@ class SegmentExecutor:
             return None
         return plan
 
+    def _first(self, executable: Executable, last: Step) -> SlowNotice:
+        """Returns what tells of a first launch that takes long: XLA compiles meanwhile, or TensorFlow prepares."""
+        what = f"the first launch of {executable.ops} operations before {last.place}"
+        return SlowNotice(f"{self.name}: {what}", f"as {_FIRST[executable.backend]}")
+
     def _new(self, plan: Plan, backend: str, place: str, given: dict[Any, int] | None = None) -> Executable | None:
         """Compiles a plan; returns None, with the reason noted, if that fails."""
         began = time.perf_counter()
         try:
-            executable = Executable(plan, backend, given)
+            what = f"{self.name}: writing {plan.live} operations before {place} as a graph"
+            with SlowNotice(what, "in the call") if backend == "graph" else _NOTHING:
+                executable = Executable(plan, backend, given)
             if backend == "graph" and (events := timeline.current) is not None:
                 events.add("compile", self.name, began, f"{plan.live} operations, to {place}")
         except Exception as error:  # what cannot be emitted runs by other means, with the reason noted

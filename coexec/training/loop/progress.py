@@ -15,8 +15,6 @@ from coexec.api import functions
 from coexec.base.tuning import tuning
 from tracer.inputs import array_of
 
-_WIDTH = 120  # characters of a notebook's line
-
 
 class ProgressBar:
     """A progress bar with the step rate, the latest shown values, and the share of operations that was followed.
@@ -37,7 +35,7 @@ class ProgressBar:
             # What the program prints to a terminal is shown above the bar; output to a file or pipe is left alone.
             above = sys.stdout is not None and sys.stdout.isatty()
             # Rich's way into notebooks needs widgets, and leaves an empty output behind: there it only sets the line.
-            aside = Console(file=io.StringIO(), force_jupyter=False, color_system=None, width=_WIDTH)
+            aside = Console(file=io.StringIO(), force_jupyter=False, color_system=None, width=tuning.progress_width)
             console = aside if self._notebook else Console(stderr=True)
             self._bar = Progress(*columns, console=console, auto_refresh=False, redirect_stdout=above)
             self._task = self._bar.add_task("", total=total, completed=done, rate="", values="")

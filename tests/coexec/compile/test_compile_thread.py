@@ -1,6 +1,7 @@
 """XLA in the background: what it compiles takes over only where it is faster, and nothing waits for it."""
 
 import logging
+import re
 import subprocess
 import sys
 import textwrap
@@ -268,13 +269,36 @@ def test_the_queue_is_bounded():
 
 def test_long_work_is_told(caplog, tune):
     """Two lines say what takes long, when it does and when it is done."""
-    tune(compile_slow=0.05)
+    tune(slow_seconds=0.05)
     queue = Background()
     with caplog.at_level(logging.WARNING, "coexec"):
         queue.submit("compiling it all", lambda: time.sleep(0.3))
         assert queue.wait(10)
     assert [m.partition(":")[0] for m in caplog.messages] == ["compiling it all"] * 2
     assert "in the background" in caplog.messages[0]
+
+
+@pytest.mark.parametrize("validates", [False, True])
+def test_long_work_in_a_call_is_told(caplog, tune, monkeypatch, validates):
+    """With `jit_compile=True` the first launch waits for XLA; later ones take no time, and say nothing."""
+    tune(slow_seconds=0.1, validates_new=validates)
+    launch = Executable.launch
+
+    def slowed(self, *given):
+        if self.launches == 0:
+            time.sleep(0.3)
+        return launch(self, *given)
+
+    monkeypatch.setattr(Executable, "launch", slowed)
+    step = coexec.function(lambda x: tf.tanh(x * 1.1 + 0.1), jit_compile=True, name="waiting")
+    with testing.compile_everything(), caplog.at_level(logging.WARNING, "coexec"):
+        for _ in range(5):
+            step(tf.ones([17]))
+    assert step.stats().launches >= 3
+    told = [m.removeprefix("waiting: the first launch of 3 operations before ") for m in caplog.messages]
+    assert len(told) == 2
+    assert told[0].endswith(": takes more than 0 s, as XLA has to compile them first")
+    assert re.search(r": done after 0\.[3-9] s$", told[1])
 
 
 EXITING = """
@@ -299,7 +323,7 @@ def step(x):
 for _ in range(4):
     step(tf.ones([8, 32]))
 from coexec.compile import compile_thread
-tuning.compile_slow = 0.01
+tuning.slow_seconds = 0.01
 time.sleep(0.2)
 assert compile_thread.background._working
 print("ends", time.time(), flush=True)
