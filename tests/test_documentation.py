@@ -86,8 +86,9 @@ def test_what_is_named_exists(document):
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_somewhere(document):
     here = ROOT / document
-    broken = []
-    for target, anchor in re.findall(r"\]\(([^)#\s]*)(#[\w-]+)?\)", here.read_text()):
+    broken, text = [], here.read_text()
+    pictures = [(name, "") for name in re.findall(r'(?:src|srcset)="([^"]+)"', text)]
+    for target, anchor in [*pictures, *re.findall(r"\]\(([^)#\s]*)(#[\w-]+)?\)", text)]:
         path = (here.parent / target) if target else here
         if target.startswith("http"):
             continue

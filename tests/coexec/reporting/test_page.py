@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -143,6 +144,24 @@ def test_it_renders_and_clicks_work(page, tmp_path, theme):
     assert {"first <b>&amp;</b> </script>", "second"} <= set(found["functions"])
     assert found["second"]
     assert not found["wide"]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_screenshot_has_the_colours_of_its_theme(page, tmp_path, theme):
+    """What a person sees: the page's ground nearly everywhere, and on it text, bars and boxes."""
+    options = ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"] if theme == "dark" else []
+    subprocess.run(
+        [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
+         "--window-size=1200,900", "--virtual-time-budget=3000", f"--screenshot={tmp_path / 'seen.png'}", *options,
+         page.as_uri()],
+        capture_output=True, timeout=120, check=True,
+    )  # fmt: skip
+    pixels = tf.io.decode_png((tmp_path / "seen.png").read_bytes(), channels=3).numpy()
+    assert pixels.shape == (900, 1200, 3)
+    colours, counts = np.unique(pixels.reshape(-1, 3), axis=0, return_counts=True)
+    assert colours[counts.argmax()].tolist() == ([255, 255, 255] if theme == "light" else [18, 22, 28])
+    assert 0.3 < counts.max() / counts.sum() < 0.99
+    assert len(colours) > 50
 
 
 def test_a_report_of_nothing_renders(tmp_path):
