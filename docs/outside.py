@@ -13,6 +13,7 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = "outside"  # of the site
 LINK = re.compile(r"(?<=\]\()([^)#\s:]+)((?:#[\w-]*)?\))")
+PICTURE = re.compile(r'(\b(?:src|srcset)=)"([^":]+)"')
 LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json"}
 IMAGES = {".svg", ".png"}
 
@@ -83,6 +84,10 @@ def on_page_markdown(markdown, page, config, files):
         there = os.path.relpath(address_of(path, docs), os.path.dirname(address))
         return there + found[2]
 
+    def seen_from_here(found):  # MkDocs leaves HTML as it is
+        path = target_of(here, found[2])
+        return found[0] if path is None else f'{found[1]}"{os.path.relpath(address_of(path, docs), page.file.url)}"'
+
     if address.startswith(FOLDER):  # `state[0][1]` in a table of BENCHMARKS.md is no link
         markdown = re.sub(r"\]\[(?=\d+\])", r"]\\[", markdown)
-    return LINK.sub(pointed, markdown)
+    return PICTURE.sub(seen_from_here, LINK.sub(pointed, markdown))
