@@ -124,6 +124,17 @@ class Executable:
         self.launches += 1
         return self.unpacked(held[0])
 
+    def __str__(self) -> str:
+        definition = self._context.get_function_def(self.name)
+        signature = definition.signature
+        lines = [f"executable {self.name}, {'by XLA' if self.backend == 'xla' else 'a graph'}"]
+        lines[0] += f": {self.ops} operations, launched {self.launches} times"
+        given = zip(signature.input_arg, self.feeds, strict=False)  # seeds come behind
+        lines += [f"  {argument.name}: {spec!r}" for argument, spec in given]
+        lines += [f"  {node.name} = {node.op}({', '.join(node.input)})" for node in definition.node_def]
+        results = ", ".join(definition.ret[argument.name] for argument in signature.output_arg)
+        return "\n".join([*lines, f"  gives {results or 'nothing'}"])
+
     def unpacked(self, results: list[Any]) -> list[Any] | None:
         """Returns the outputs among a launch's raw results; None if a predicate was false."""
         if not self.checked:

@@ -8,6 +8,7 @@ from typing import Any
 
 from coexec.base.tuning import tuning
 from coexec.lowering.op_failures import can_fail, differs, needs_check
+from coexec.lowering.show_plan import lines_of
 from coexec.lowering.xla.philox import WORDS
 from tracer.block import BRANCH, CALL, LOOP, STRUCTURES, Branch, RecursiveFunction, steps_of
 from tracer.graph import Step
@@ -79,6 +80,13 @@ class Plan:
         """Mean size in bytes of an operation's results."""
         given = [sum(out.spec.size for out in s.outputs) for s in self.steps if s.variant and not s.variant.folded]
         return sum(given) / max(len(given), 1)
+
+    def __str__(self) -> str:
+        refusals = [("refused", self.refusal), ("not for XLA", self.xla_refusal)]
+        lines = [f"  {what}: {why}" for what, why in refusals if why]
+        lines += [f"  not for XLA, {self.steps[n].op}: {why}" for n, why in self.outside.items()]
+        head = f"plan of {self.live} operations, with {self.size} bytes of feeds"
+        return "\n".join([head, *lines_of(self.steps, self.feeds, self.outputs), *lines])
 
     def refusal_by_xla(self, least: int) -> str | None:
         """Returns why XLA can compile neither all of it nor `least` operations of it; None if it can."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
+from coexec.compile.executable import Executable
 from coexec.launch.backend_race import Compiled
-from coexec.lowering.plan import make_plan
+from coexec.lowering.plan import Plan, make_plan
+from coexec.lowering.show_plan import lines_of
 from coexec.reporting.compiler_ir import IR, check_stage, ir_of, text_of
 from coexec.reporting.cost import Cost, cost_of, summed
-from tracer.graph import CONST, LIST, Step, TraceGraph
+from tracer.graph import Step, TraceGraph
 from tracer.spec import Spec
 
 
@@ -51,9 +51,20 @@ class Segment:
         """The numbers of the operations' nodes in the trace graph."""
         return tuple(step.node.number for step in self.steps if step.node is not None)
 
+    @property
+    def plan(self) -> Plan:
+        """What a backend is given to compile; `print()` shows its operations, and what cannot be compiled."""
+        return make_plan(self._last, self.outputs)
+
+    @property
+    def executable(self) -> Executable | None:
+        """What is launched; `print()` shows TensorFlow's function of it. None if operations run one by one."""
+        compiled = self._last.executables
+        return None if compiled is None or compiled.refused else compiled.executable
+
     def ir(self, stage: str = "stablehlo") -> IR:
         """Returns what XLA is given for the segment, or makes of it: see `Function.ir`."""
-        return text_of(ir_of(make_plan(self._last, self.outputs), check_stage(stage)), stage)
+        return text_of(ir_of(self.plan, check_stage(stage)), stage)
 
     def cost(self) -> Cost:
         """Returns what the segment's operations take, estimated from shapes."""
@@ -83,46 +94,7 @@ class Segment:
         return f"<{self.head()}>"
 
     def __str__(self) -> str:
-        return "\n".join([self.head(), *self._lines()])
-
-    def _lines(self) -> Iterator[str]:
-        yield from (f"  feed {n}: {spec!r}" for n, spec in enumerate(self.feeds))
-        place = ""
-        for step in self.steps:
-            if (here := str(step.frames[0]) if step.frames else "") != place:
-                place = here
-                yield f"  # {place}"
-            made = ", ".join(f"%{step.first + n}" for n in range(len(step.outputs)))
-            specs = ", ".join(
-                repr(out.spec) if out.const is None else f"{out.spec!r}={_value(out.const.value)}"
-                for out in step.outputs
-            )
-            yield f"  {made}{' = ' if made else ''}{step.op}({_inputs(step)})" + (f" -> {specs}" if specs else "")
-        yield f"  gives {', '.join(f'%{n}' for n in self.outputs) or 'nothing'}"
-
-
-def _inputs(step: Step) -> str:
-    """Returns the text of a step's inputs: `%3` a tensor of the segment, `feed 1`, or a constant."""
-
-    def written(slot: int, constant: Any) -> str:
-        if slot >= 0:
-            return f"%{slot}"
-        return _value(constant.value) if constant is not None else f"feed {-1 - slot}"
-
-    def item(n: int, slot: int) -> str:
-        if slot == LIST:
-            slots, constants = step.lists[n]
-            return f"[{', '.join(written(s, constants.get(k)) for k, s in enumerate(slots))}]"
-        return written(slot, step.consts.get(n) if slot == CONST else None)
-
-    return ", ".join(item(n, slot) for n, slot in enumerate(step.slots))
-
-
-def _value(value: Any) -> str:
-    """Returns the text of a constant; large ones as dtype and shape."""
-    if isinstance(value, (np.ndarray, np.generic)):
-        return str(value.tolist()) if value.size <= 8 else f"<{value.dtype}{list(value.shape)}>"
-    return repr(value)
+        return "\n".join([self.head(), *lines_of(self.steps, self.feeds, self.outputs)])
 
 
 class Segments(tuple[Segment, ...]):

@@ -1,6 +1,7 @@
 """What a call launches can be looked at: its segments, XLA's programs for them, and what they cost."""
 
 import json
+import re
 
 import keras
 import numpy as np
@@ -38,6 +39,38 @@ def reading(decorated):
         return tf.exp(y)
 
     return step
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_plans_and_executables_print_their_operations(jit_compile):
+    """Those of the segment, in its order, with their inputs and what comes out; XLA's may be fewer."""
+    with testing.compile_everything():
+        step = run_both(reading, [(X,)] * 6, jit_compile=jit_compile)
+    _, second = step.segments()
+    text = str(second.plan).splitlines()
+    assert text[0].startswith(f"plan of {second.operations} operations, with ")
+    assert text[1:] == str(second).splitlines()[1:]
+    assert text[1] == "  feed 0: float32[3,4]"
+    made = [re.match(r"  (?:%\d+ = )?(\w+)\(", line) for line in text]
+    operations = ["MatMul", "Mul", "AssignSubVariableOp", "Neg", "Exp"]
+    assert [found[1] for found in made if found] == operations
+    text = str(second.executable).splitlines()
+    how = "by XLA" if jit_compile else "a graph"
+    assert re.fullmatch(rf"executable coexec_segment_\w+, {how}: 5 operations, launched [3-6] times", text[0])
+    made = [re.match(r"  \w+ = (\w+)\(", line) for line in text]
+    assert [found[1] for found in made if found and found[1] in operations] == operations
+    assert re.fullmatch(r"  gives \S.*", text[-1])
+
+
+def test_a_plan_says_what_cannot_be_compiled():
+    fn = coexec.function(lambda x: tf.linalg.inv(x[:, :3]) + 1.0, jit_compile=False)
+    for _ in range(4):
+        fn(X + tf.eye(3, 4))
+    assert "  not for XLA, MatrixInverse: " in str(fn.segments()[0].plan)
+    single = coexec.function(lambda x: tf.strings.as_string(x))
+    for _ in range(3):
+        single(X)
+    assert all(segment.executable is None for segment in single.segments())
 
 
 def test_segments_are_those_of_the_last_followed_call():
