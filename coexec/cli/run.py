@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import functools
 import importlib
@@ -10,6 +11,8 @@ import os
 import runpy
 import sys
 import time
+import tokenize
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -36,7 +39,7 @@ def add(commands: Any) -> None:
         "run", help="run a script with Keras' fit, evaluate and predict followed, and say what that gains"
     )
     parser.add_argument("--function", action="append", default=[], metavar="MODULE:NAME",
-                        help="follow this function, too: my.steps:train_step, or my.steps:Agent.learn")  # fmt: skip
+                        help="follow this, too: my.steps:train_step, my.steps:Agent.learn, __main__:step")  # fmt: skip
     parser.add_argument("--no-search", dest="search", action="store_false",
                         help="where none is named: do not look for those that a loop calls")  # fmt: skip
     parser.add_argument("--mode", choices=sorted(MODES), default="follow", help="of all calls")
@@ -52,9 +55,15 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error(f"there is no script {options.script}")
     sys.argv = [options.script, *options.arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(options.script))  # as `python script.py` has it
+    own = ("__main__", os.path.splitext(os.path.basename(options.script))[0])
+    paths = [name.partition(":")[2] for name in options.function if name.partition(":")[0] in own]
+    code = None
     for name in options.function:
         try:
-            replace(name)
+            if name.partition(":")[0] not in own:
+                replace(name)
+            elif code is None:
+                code = code_of(options.script, paths)
         except LookupError as error:
             parser.error(f"--function={name}: {error.args[0]}")
     kept = None
@@ -72,7 +81,7 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         if searches:
             loops.start()
         with MODES[options.mode](), tuned(calm_before_timing=tuning.run_calm):
-            names = runpy.run_path(options.script, run_name="__main__")
+            names = runpy.run_path(options.script, run_name="__main__") if code is None else run_code(code)
     finally:
         took = time.perf_counter() - began
         _models.release()
@@ -107,8 +116,44 @@ def replace(name: str) -> None:
     for part in outer:
         owner = getattr(owner, part, None)
     if owner is None or last not in vars(owner):
-        raise LookupError(f"{module} has no {path}; functions of the script itself take @coexec.function")
+        raise LookupError(f"{module} has no {path}")
     follow(owner, last)
+
+
+def code_of(script: str, paths: list[str]) -> types.CodeType:
+    """Returns a script's code, with these functions of it decorated; raises `LookupError` if one is missing.
+
+    It is decorated where it is defined: the script may call it at once, and is not imported to find it.
+    """
+    with tokenize.open(script) as file:
+        tree = ast.parse(file.read(), script)
+    for path in paths:
+        *outer, last = path.split(".")
+        body = tree.body
+        for part in outer:
+            body = next((node.body for node in body if isinstance(node, ast.ClassDef) and node.name == part), [])
+        found = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == last]
+        if not found:
+            raise LookupError(f"{script} has no {path}")
+        for node in found:
+            decorator = ast.parse("__import__('coexec').function", mode="eval").body
+            for inner in ast.walk(decorator):
+                ast.copy_location(inner, node)
+            node.decorator_list.insert(0, decorator)
+    return compile(tree, script, "exec")
+
+
+def run_code(code: types.CodeType) -> dict[str, Any]:
+    """Runs a script's code as `__main__`; returns its names."""
+    module = types.ModuleType("__main__")
+    names = vars(module)
+    names.update(__file__=code.co_filename, __cached__=None, __package__="")
+    before, sys.modules["__main__"] = sys.modules["__main__"], module
+    try:
+        exec(code, names)
+    finally:
+        sys.modules["__main__"] = before
+    return dict(names)
 
 
 def _accelerating(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -126,6 +126,39 @@ def test_a_named_function_is_followed(script):
     assert "coexec: step: a call takes " in followed.stderr
 
 
+OWN = """
+import pickle, sys
+import tensorflow as tf
+
+class Agent:
+    @staticmethod
+    def learn(x):
+        return tf.reduce_sum(tf.tanh(x) * 2.0)
+
+def step(x):
+    return Agent.learn(x) + 1.0
+
+if __name__ == "__main__":
+    print(*(round(float(step(tf.ones([4]) * n)), 4) for n in range(10)))
+    print(pickle.loads(pickle.dumps(Agent())).__class__ is Agent, __file__ == sys.argv[0], step.__name__)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["__main__:step", "own:step", "own:Agent.learn"])
+def test_a_named_function_of_the_script_itself_is_followed(script, name):
+    """It runs once, as `__main__`, with the function decorated where it is defined."""
+    plain = script(own=OWN)
+    followed = script(*RUN, f"--function={name}", own=OWN)
+    assert plain.stdout == followed.stdout
+    assert plain.stdout.endswith("True True step\n")
+    assert f"coexec: {name.partition(':')[2]}: a call takes " in followed.stderr
+    missing = script(*RUN, "--function=own:nothing", own=OWN)
+    assert missing.returncode == 2
+    assert "own.py has no nothing" in missing.stderr
+    assert missing.stdout == ""
+
+
 @pytest.mark.slow
 def test_errors_are_clear(script):
     """Those of the command line have a hint; those of the script are its own, with its exit status."""

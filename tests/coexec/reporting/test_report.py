@@ -1,5 +1,6 @@
 """The report: a page, its data and a trace of what happened; bounded, whole, and written however the process ends."""
 
+import contextlib
 import gc
 import json
 import os
@@ -182,6 +183,21 @@ def test_functions_that_are_gone_are_shown_and_released_then(tmp_path):
     assert [each["stats"]["calls"] for each in data["functions"] if each["name"] == str(tmp_path)] == [1]
     gc.collect()
     assert controller() is None
+
+
+def test_calls_are_steps_of_tensorflows_profile(tmp_path):
+    """While a report is kept, a profile has a marker with the number of the step for each call, by name."""
+    step = training(coexec.function(name="marked"))
+    step(X, False)
+    found = []
+    for kept in (True, False):
+        folder = tmp_path / str(kept)
+        with coexec.report(tmp_path / "report") if kept else contextlib.nullcontext():
+            with tf.profiler.experimental.Profile(str(folder)):
+                step(X, False)
+        (profile,) = folder.rglob("*.xplane.pb")
+        found.append([name in profile.read_bytes() for name in (b"marked", b"step_num")])
+    assert found == [[True, True], [False, False]]
 
 
 @pytest.mark.parametrize("directory", [None, 3])
