@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes.util
 import dataclasses
 import importlib.metadata
 import json
@@ -24,6 +25,7 @@ from tracer.versions import KERAS, TESTED, has_tested_keras, is_tested
 
 PYTHONS = (3, 10), (3, 13)
 DRIVER = Path("/proc/driver/nvidia/version")
+LIBRARIES = ("cudart", "cublas", "cudnn", "cufft", "cusolver", "cusparse")
 OK, SLOW, BROKEN = "ok", "slow", "broken"
 
 
@@ -83,22 +85,41 @@ def _hooked() -> list[tuple[Any, str]]:
 
 
 def devices() -> Iterator[Symptom]:
-    """GPUs, their driver, and what XLA needs for them: libdevice and ptxas."""
+    """GPUs, their driver, CUDA's libraries, and what XLA needs: libdevice and ptxas."""
     gpus, built = tf.config.list_physical_devices("GPU"), tf.sysconfig.get_build_info()
+    if DRIVER.is_file():
+        yield Symptom("driver", OK, DRIVER.read_text().partition("\n")[0].partition(": ")[2].strip() or "there")
     if not gpus:
         if DRIVER.exists() and os.environ.get("CUDA_VISIBLE_DEVICES") != "-1":
+            missing = ", ".join(name for name in LIBRARIES if not has_library(name))
+            found = f"there is a driver, but TensorFlow finds no GPU{f'; not found: {missing}' if missing else ''}"
             fix = "pip install 'tensorflow[and-cuda]', and look for what TensorFlow cannot load in its log"
-            yield Symptom("gpu", SLOW, "there is a driver, but TensorFlow finds no GPU", fix)
+            yield Symptom("gpu", SLOW, found, fix)
         else:
             yield Symptom("gpu", OK, "none: the CPU is used")
         return
     cuda = f"CUDA {built.get('cuda_version', '?')}, cuDNN {built.get('cudnn_version', '?')}"
     yield Symptom("gpu", OK, f"{len(gpus)}; TensorFlow is built for {cuda}")
+    missing = ", ".join(name for name in LIBRARIES if not has_library(name))
+    fix = "pip install 'tensorflow[and-cuda]', or have ldconfig or LD_LIBRARY_PATH find CUDA's libraries"
+    there = f"lib{', lib'.join(LIBRARIES)}"
+    yield Symptom(
+        "cuda libraries", SLOW if missing else OK, f"not found: {missing}" if missing else there, fix if missing else ""
+    )
     for name, path in (("libdevice", "nvvm/libdevice/libdevice.10.bc"), ("ptxas", "bin/ptxas")):
         found = next((str(root / path) for root in cuda_roots() if (root / path).is_file()), "")
         found = found or (shutil.which("ptxas") or "" if name == "ptxas" else "")
         fix = "pip install 'tensorflow[and-cuda]', or XLA_FLAGS=--xla_gpu_cuda_data_dir=/path/of/cuda"
         yield Symptom(name, OK if found else BROKEN, found or "not found", "" if found else fix)
+
+
+def has_library(name: str) -> bool:
+    """Returns whether one of CUDA's libraries is where TensorFlow looks: installed by pip, or known to the loader."""
+    folders = [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    for folder in sys.path:
+        folders += Path(folder).glob("nvidia/*/lib")
+    folders += [root / "lib64" for root in cuda_roots()]
+    return any(any(folder.glob(f"lib{name}.so*")) for folder in folders) or bool(ctypes.util.find_library(name))
 
 
 def cuda_roots() -> list[Path]:

@@ -67,10 +67,35 @@ def gpu(monkeypatch):
     monkeypatch.setattr(doctor.tf.config, "list_physical_devices", lambda kind: ["GPU:0"])
     monkeypatch.setattr(doctor, "cuda_roots", list)
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    monkeypatch.setattr(doctor.ctypes.util, "find_library", lambda name: None)
+    monkeypatch.setattr(doctor.sys, "path", [])
+    monkeypatch.setenv("LD_LIBRARY_PATH", "")
 
 
 def test_a_gpu_without_its_tools(gpu):
     assert len(found("libdevice", "broken")) == len(found("ptxas", "broken")) == 1
+
+
+@pytest.mark.parametrize("where", ["pip", "loader", "path"])
+def test_libraries_that_are_missing_are_named(gpu, monkeypatch, tmp_path, where):
+    """Wherever the others are."""
+    (symptom,) = found("cuda libraries", "slow")
+    assert symptom.found == "not found: cudart, cublas, cudnn, cufft, cusolver, cusparse"
+    there = set(doctor.LIBRARIES) - {"cudnn"}
+    for name in there:
+        folder = tmp_path / "nvidia" / name / "lib" if where == "pip" else tmp_path
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"lib{name}.so.12").touch()
+    if where == "pip":
+        monkeypatch.setattr(doctor.sys, "path", [str(tmp_path)])
+    elif where == "path":
+        monkeypatch.setenv("LD_LIBRARY_PATH", f"/nowhere:{tmp_path}")
+    else:
+        monkeypatch.setattr(doctor.ctypes.util, "find_library", lambda name: name if name in there else None)
+    (symptom,) = found("cuda libraries", "slow")
+    assert symptom.found == "not found: cudnn"
+    monkeypatch.setattr(doctor.ctypes.util, "find_library", lambda name: name)
+    assert not found("cuda libraries", "slow")
 
 
 def test_a_gpu_with_its_tools(gpu, monkeypatch, tmp_path):
@@ -81,16 +106,23 @@ def test_a_gpu_with_its_tools(gpu, monkeypatch, tmp_path):
     monkeypatch.setenv("XLA_FLAGS", f"--xla_gpu_cuda_data_dir={tmp_path} --other")
     assert doctor.cuda_roots()[0] == tmp_path
     monkeypatch.setattr(doctor.tf.config, "list_physical_devices", lambda kind: ["GPU:0"])
+    monkeypatch.setattr(doctor, "has_library", lambda name: True)
     only(monkeypatch, doctor.devices)
-    assert [s.state for s in doctor.symptoms()] == ["ok"] * 3
+    assert [s.state for s in doctor.symptoms() if s.check != "driver"] == ["ok"] * 4
 
 
 def test_a_driver_that_tensorflow_does_not_use(monkeypatch, tmp_path):
     only(monkeypatch, doctor.devices)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setattr(doctor.tf.config, "list_physical_devices", lambda kind: [])
-    monkeypatch.setattr(doctor, "DRIVER", tmp_path)
-    assert len(found("gpu", "slow")) == 1
+    monkeypatch.setattr(doctor, "DRIVER", tmp_path / "version")
+    (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15\nGCC version: 12\n")
+    monkeypatch.setattr(doctor, "has_library", lambda name: name != "cublas")
+    (symptom,) = found("gpu", "slow")
+    assert symptom.found == "there is a driver, but TensorFlow finds no GPU; not found: cublas"
+    assert [s.found for s in doctor.symptoms() if s.check == "driver"] == [
+        "NVIDIA UNIX x86_64 Kernel Module  550.54.15"
+    ]
 
 
 @pytest.mark.parametrize("how", ["raises", "is wrong"])
