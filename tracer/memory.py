@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tracer.versions import byte_bounds
+
 Words = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.intp]
 
@@ -87,7 +89,7 @@ def set_places(holder: Any, most: int) -> tuple[list[int], list[int]]:
 
 def array_places(holder: npt.NDArray[Any]) -> list[int]:
     """Returns the addresses of the words that hold an array's data."""
-    start, end = np.lib.array_utils.byte_bounds(holder)
+    start, end = byte_bounds(holder)
     return list(range(start // _WORD * _WORD, end, _WORD))
 
 

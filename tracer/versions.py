@@ -1,4 +1,4 @@
-"""Versions: those of TensorFlow and Keras that coexec is tested with, and everything that differs between them.
+"""Versions: those of TensorFlow and Keras that coexec is tested with, and what differs between them and NumPy's.
 
 What differs is asked of what is there, not of the number of the version:
 
@@ -7,6 +7,7 @@ What differs is asked of what is there, not of the number of the version:
 * `stablehlo`, a stage of XLA's program that TensorFlow prints: since 2.19.
 * The names of Abseil's functions, which have its release in them: 20230802 up to 2.19, 20250127 in 2.20, 20250814 in
   2.21.
+* `byte_bounds`: in `numpy.lib.array_utils` since NumPy 2, in `numpy` before.
 
 With any other version functions run plainly: private parts that it has under the same names may do something else.
 Keras before 3.8 lacks some of those parts.
@@ -19,6 +20,7 @@ import warnings
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 # Each is run by `make test-versions`; pyproject.toml allows the same.
@@ -32,6 +34,9 @@ ABSEIL = [
     [f"_ZN4absl12lts_{release}{name}" for release in ("20250814", "20250127", "20230802")]
     for name in ("11MinLogLevelEv", "14SetMinLogLevelENS0_18LogSeverityAtLeastE")
 ]
+
+# The first address of an array's data, and the one behind the last.
+byte_bounds: Any = getattr(np.lib, "array_utils", np).byte_bounds
 
 
 def is_tested(version: str) -> bool:

@@ -36,6 +36,11 @@ def test_the_table_and_the_exit_status(monkeypatch, capsys):
     ]
 
 
+def test_a_version_may_name_its_numpy():
+    assert versions.required("2.20") == ["tensorflow==2.20.*"]
+    assert versions.required("2.18+numpy1.26") == ["tensorflow==2.18.*", "numpy==1.26.*"]
+
+
 def test_what_is_run_is_there():
     assert all((versions.ROOT / path).is_file() for path in versions.TESTS)
     with pytest.raises(FileNotFoundError):

@@ -1,8 +1,9 @@
 """`python -m tests.environments.versions`: runs the tests that tell versions of TensorFlow apart on each tested one.
 
 Each version is installed, with the Keras that pip picks for it, in a virtual environment of its own in build/versions,
-which is kept, and made anew when pyproject.toml changes. Prints a table, and ends with 1 if anything failed. To try a
-new version, add it to `tracer/versions.py:TESTED` and to pyproject.toml.
+which is kept, and made anew when pyproject.toml changes. `2.18+numpy1.26` is a version with another NumPy. Prints a
+table, and ends with 1 if anything failed. To try a new version, add it to `tracer/versions.py:TESTED` and to
+pyproject.toml.
 """
 
 import argparse
@@ -24,6 +25,7 @@ TESTS = [
     "tests/coexec/memoize/test_legacy_keras.py",
 ]  # fmt: skip
 TITLES = ("tensorflow", "keras", "numpy", "passed", "skipped", "failed", "seconds")
+VERSIONS = (f"{TESTED[0]}+numpy1.26", *TESTED)  # all that the oldest allows
 # Prints the versions that an environment has.
 ASK = "from importlib.metadata import version as v; print(v('tensorflow'), v('keras'), v('numpy'))"
 
@@ -45,6 +47,12 @@ class Row(NamedTuple):
         return self.passed > 0 and not self.failed and not self.why
 
 
+def required(version: str) -> list[str]:
+    """Returns what pip is asked for besides coexec: TensorFlow, and NumPy where the version names one."""
+    tensorflow, _, numpy = version.partition("+numpy")
+    return [f"tensorflow=={tensorflow}.*", *([f"numpy=={numpy}.*"] if numpy else [])]
+
+
 def installed(version: str) -> Path:
     """Returns the Python of the version's environment, which is made if it is not there or out of date."""
     folder = PLACE / version
@@ -54,7 +62,7 @@ def installed(version: str) -> Path:
         print(f"installing TensorFlow {version} in {folder.relative_to(ROOT)}", flush=True)
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        wanted = ["-e", f"{ROOT}[dev,examples]", f"tensorflow=={version}.*"]
+        wanted = ["-e", f"{ROOT}[dev,examples]", *required(version)]
         pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         subprocess.run([*pip, *wanted], check=True)
         stamp.touch()
@@ -101,11 +109,11 @@ def table(rows: list[Row]) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Runs what is asked for, one version after the other."""
     parser = argparse.ArgumentParser(prog="python -m tests.environments.versions", description=__doc__)
-    parser.add_argument("versions", nargs="*", metavar="VERSION", help=f"some of {', '.join(TESTED)}")
+    parser.add_argument("versions", nargs="*", metavar="VERSION", help=f"some of {', '.join(VERSIONS)}")
     parser.add_argument("--tests", action="append", default=[], help="run this instead, for example tests/coexec")
     options = parser.parse_args(arguments)
     rows = []
-    for version in options.versions or TESTED:
+    for version in options.versions or VERSIONS:
         print(f"TensorFlow {version}", flush=True)
         rows.append(run(version, options.tests))
     print(table(rows))
