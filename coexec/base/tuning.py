@@ -33,6 +33,9 @@ class Tuning:
     # with a patience of 3 it ran imperatively for good. So did gradients accumulated over three calls, which take 0.1.)
     promising_share: float = 0.75
     promising_patience: float = 12.0
+    # Calls in a row on known paths after which the same holds before the first that meets nothing new. (A step of 6 ms
+    # with two alternating paths backed off for 150 calls in the very call in which the second was compiled.)
+    promising_recurrence: int = 2
     # The cost counted is capped at this for a call on a new path whose predecessor was on a known one: alternating
     # paths are few, and a call on a long one is no loss on a short one.
     following_new_path: float = 2.0

@@ -419,7 +419,8 @@ class Controller:
         """Backs off if following does not pay; strict functions are always followed."""
         routine, recorder = _is_routine(following, seconds), following.recorder
         size = self.last_events + (len(recorder.trace.calls) if recorder is not None else 0)
-        if not self.options.strict and self.account.followed(seconds, routine, most, compiled, size):
+        recurs = recorder is None and not following.cursor.adopted
+        if not self.options.strict and self.account.followed(seconds, routine, most, compiled, size, recurs):
             text = "following took longer than plain calls, so some run plainly"
             self.ledger.cause(Kind.BACKOFF, text, self.name)
 

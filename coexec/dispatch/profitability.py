@@ -18,8 +18,9 @@ class Profitability:
     row if calls differ in what they do, as one that returns at once says nothing of the others. The cost of learning
     before that is sunk and not counted. Later calls may lose up to `following_patience` imperative
     calls' time before following has to pay, and more once steady-state calls were fast: slow calls are then learning
-    something new, once. If following does not pay, calls run imperatively for a while. Then a few are followed again,
-    with half the patience; if these do not pay either, the next backoff is long enough to amortize the loss.
+    something new, once. So are they, before the first steady-state call, where the last ones took known paths. If
+    following does not pay, calls run imperatively for a while. Then a few are followed again, with half the patience;
+    if these do not pay either, the next backoff is long enough to amortize the loss.
 
     A call clearly cheaper than the one before it is progress and is not charged. Savings offset later slow calls, up to
     a limit. A single slow steady-state call was most likely disturbed by other load, and never causes a backoff by
@@ -35,6 +36,8 @@ class Profitability:
         self._waited: deque[float] = deque(maxlen=tuning.plain_calls_kept)  # of `_plain`, as elapsed, for reports only
         self._sizes: deque[int] = deque(maxlen=tuning.plain_calls_kept)  # operations of the last followed calls
         self._varies = False  # whether some of them had many more than others
+        self._recurring = 0  # followed calls in a row, up to the last, that met no new path or wiring
+        self._steady_since = 0  # of `_steady`, those since the last backoff
         self._per_call = 0.0  # the lower median of `_plain`, or their mean if calls differ in size
         self._doubt = 0.0
         self._calm = 0  # followed calls that met nothing new, while no imperative one was timed
@@ -102,15 +105,18 @@ class Profitability:
                 self._balance = min(self._balance, max(self._balance + self._per_call - seconds, 0.0))
 
     def followed(
-        self, seconds: float, clean: bool, most: float = math.inf, compiled: bool = False, operations: int = 0
-    ) -> bool:
+        self, seconds: float, clean: bool, most: float = math.inf, compiled: bool = False, operations: int = 0,
+        recurs: bool = False,
+    ) -> bool:  # fmt: skip
         """Notes a followed call; returns whether this starts a backoff.
 
         `clean`: whether it was a steady-state call; `most`: the largest loss to charge, in imperative calls' times;
-        `compiled`: whether all that was new in it is what it has compiled, or validated; `operations`: how many it had.
+        `compiled`: whether all that was new in it is what it has compiled, or validated; `operations`: how many it had;
+        `recurs`: whether it met no new path or wiring.
         """
         with self._lock:
             self._note_size(operations)
+            self._recurring = self._recurring + 1 if recurs else 0
             last, self._last = self._last, seconds
             # Neither is a reason to doubt: what is compiled is known by then, and calls that get ever faster will soon
             # have nothing left to learn. Else most functions would be timed in their fourth call, for nothing: by then
@@ -149,14 +155,21 @@ class Profitability:
                 self.paused, self._balance = wanted, (1 - patience) * largest  # then one more such call decides
                 return False
             share = round(-self._balance / (tuning.tries_share * self._per_call))
-            self._balance, self.backs_off = 0.0, True
+            self._balance, self.backs_off, self._steady_since = 0.0, True, 0
             longer = max(2 * self.pause, share) if self.pause else 0
             self.pause = self.paused = min(max(tuning.min_backoff, longer), tuning.max_backoff)
             return True
 
     def _promises(self) -> bool:
-        """Returns whether calls that meet nothing new take clearly less time than imperative ones."""
-        return bool(self._steady) and statistics.median(self._steady) < tuning.promising_share * self._per_call
+        """Returns whether calls that meet nothing new take clearly less time than imperative ones, or may do so soon.
+
+        Where there was none since the last backoff, what recurs is compiled, and those to come will meet nothing new.
+        """
+        if not self._steady_since and self._recurring >= tuning.promising_recurrence:
+            return True
+        if not self._steady:
+            return False
+        return self.steps * statistics.median(self._steady) < tuning.promising_share * self._per_call
 
     def affords(self) -> bool:
         """Returns whether following has saved enough to learn another size; False while nothing is timed."""
@@ -177,6 +190,7 @@ class Profitability:
         self._taken.append(seconds / self.steps)
         if steady:
             self._steady.append(seconds / self.steps)
+            self._steady_since += 1
 
     def pace(self) -> Pace:
         """Returns the recent times of calls, and of imperative ones as far as they were timed."""

@@ -282,3 +282,24 @@ def test_turns_of_a_training_loop_are_what_is_reported():
     pace = account.pace()
     assert (pace.steady, pace.eager) == (0.25, PLAIN)
     assert (pace.made, pace.spent) == (5, 2.5)
+
+
+def retried(recurs):
+    """Follows two calls on new paths after a backoff, and then calls that learn; returns how many it follows."""
+    account = Profitability()
+    while not account.backs_off:
+        spend(account, 1, 3.0)
+    while not account.admit():
+        account.ran_plainly(PLAIN)
+    for _ in range(2):
+        assert not account.followed(2.0, clean=False, most=tuning.following_compiled)
+    for followed in range(8):
+        if account.followed(6.0, clean=False, most=tuning.following_compiled, compiled=True, recurs=recurs):
+            return followed + 1
+    return followed + 1
+
+
+def test_what_recurs_is_learnt_to_its_end():
+    """Calls on known paths that are slow as they compile go on, before any has met nothing new; others do not."""
+    assert retried(recurs=True) > 4
+    assert retried(recurs=False) <= 2
