@@ -115,14 +115,19 @@ def _forget() -> None:
     _codes.update(kept)
 
 
-def is_user(code: CodeType) -> bool:
-    """Returns whether frames of this code are part of locations, that is, whether it belongs to no library."""
+def is_user(code: CodeType, namespace: dict[str, Any] | None = None) -> bool:
+    """Returns whether frames of this code are part of locations, that is, whether it belongs to no library.
+
+    `namespace` is where it runs. The wrappers of operations that `tf.load_op_library` loads are generated, and have no
+    file: one of them issues an operation from two lines, which would be two places in the program.
+    """
     found = _codes.get(id(code))
     if found is None:
         if len(_codes) > MAX_CACHED:
             _forget()
         name = code.co_filename
         user = not name.startswith("<frozen") and not any(name.startswith(p) for p in _library_prefixes)
+        user = user and not (namespace is not None and namespace.get("_IS_TENSORFLOW_PLUGIN", False) is True)
         found = _codes[id(code)] = (code, user)
         if code.co_name == "error_handler" and name.endswith(os.path.join("src", "utils", "traceback_utils.py")):
             _naming.add(id(code))
@@ -167,7 +172,7 @@ def _walk(frame: Any, judging: bool) -> tuple[list[Frame], bool, bool, bool]:
             frame = frame.f_back
             continue
         found = _codes.get(id(code))
-        if found[1] if found is not None else is_user(code):
+        if found[1] if found is not None else is_user(code, frame.f_globals):
             key = (id(code), frame.f_lasti)
             known = _frames.get(key)
             if known is None:

@@ -1,0 +1,45 @@
+"""Locations: which code is the program's."""
+
+import types
+
+import numpy as np
+import tensorflow as tf
+
+from tests.coexec import run_both
+
+# As TensorFlow generates it for a library of operations: it has no file, and issues the operation from two places.
+PLUGIN = """
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.eager import context, core, execute
+
+def plus(x, y, name=None):
+    ctx = context.context()
+    try:
+        return pywrap_tfe.TFE_Py_FastPathExecute(ctx, "AddV2", name, x, y)
+    except core._FallbackException:
+        pass
+    return plus_eager_fallback(x, y, name, ctx)
+
+def plus_eager_fallback(x, y, name, ctx):
+    attr, (x, y) = execute.args_to_matching_eager([x, y], ctx, [])
+    return execute.execute(b"AddV2", 1, inputs=[x, y], attrs=("T", attr), ctx=ctx, name=name)[0]
+"""
+
+
+def test_generated_wrappers_of_loaded_operations_are_library_code():
+    """An operation that takes TensorFlow's slow path is the same one in each call: nothing diverges."""
+    plugin = types.ModuleType("0123456789abcdef")
+    exec(PLUGIN, vars(plugin))
+    plugin._IS_TENSORFLOW_PLUGIN = True
+
+    def make(decorate):
+        @decorate
+        def step(x):
+            y = plugin.plus(x * 2.0, np.float32(0.5))
+            return plugin.plus(y, y)
+
+        return step
+
+    step = run_both(make, [(tf.constant([1.0 + i, 2.0]),) for i in range(10)])
+    assert step.stats().diverged == 0, step.explain()
+    assert step.stats().followed == 9
