@@ -44,18 +44,15 @@ DECIDES_AT_LENGTH = "its value decides shapes, and is too large to be kept"
 class Variant:
     """The outputs of a node for one key (a spec or constant per input), and the structure of its result."""
 
-    __slots__ = ("key", "outputs", "template")
+    __slots__ = ("folded", "key", "outputs", "template")
 
     def __init__(self, key: tuple[Any, ...], outputs: tuple[Output, ...], template: Any) -> None:
         self.key = key
         self.outputs = outputs
         # None: no result; -1: a single tensor; else a list of output numbers and lists of output numbers.
         self.template = template
-
-    @property
-    def folded(self) -> bool:
-        """Whether all outputs are known without running the operation."""
-        return bool(self.outputs) and all(o.const is not None for o in self.outputs)
+        # Whether all outputs are known without running the operation. (Asked some ten times for each step compiled.)
+        self.folded = bool(outputs) and all(o.const is not None for o in outputs)
 
 
 class Node:

@@ -112,6 +112,7 @@ def make_plan(last: Step, outputs: tuple[int, ...]) -> Plan:
     """Plans the segment that ends after `last` and returns the tensors numbered in `outputs`."""
     steps = tuple(s for s in last.chain() if s.variant is not None)  # the others have already run
     feeds = tuple(spec for s in steps for spec in s.specs)
+    made = {s.first + n: out.spec for s in steps for n, out in enumerate(s.outputs)}
     refusal = xla_refusal = None
     outside: dict[int, str] = {}
     for place, step in enumerate(steps):
@@ -120,7 +121,7 @@ def make_plan(last: Step, outputs: tuple[int, ...]) -> Plan:
         if step.variant is not None and step.variant.folded:  # constant-folded: it does not run
             continue
         if op in ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"):
-            refusal = refusal or _assigns_other_shape(step, steps, feeds)
+            refusal = refusal or _assigns_other_shape(step, made, feeds)
         if recurses(step):
             outside[place] = f"a function called at {node.location} calls itself"
         if op in STRUCTURES:
@@ -131,8 +132,7 @@ def make_plan(last: Step, outputs: tuple[int, ...]) -> Plan:
             outside[place] = f"{op} at {node.location} may fail on some values, which XLA would not tell"
         if any(step.first + n in outputs for n in RESERVED.get(op, ())):
             outside[place] = f"{op} at {node.location} gives XLA's own workspace, which the program holds"
-    given = (*feeds, *(out.spec for step in steps for out in step.outputs))
-    if any((spec.handle[0][0] if spec.handle else spec.enum) in _PACKED for spec in given):
+    if any((spec.handle[0][0] if spec.handle else spec.enum) in _PACKED for spec in (*feeds, *made.values())):
         xla_refusal = xla_refusal or "TensorFlow gives XLA one number a byte where XLA expects several"
     heavy = any(inner.op in HEAVY or _turns(inner) for s in steps for inner in (s, *steps_of(s)))
     return Plan(steps, feeds, outputs, refusal, xla_refusal, outside, heavy)
@@ -149,14 +149,14 @@ def _turns(step: Step) -> bool:
     return step.op == LOOP or recurses(step) or (step.op == BRANCH and not selects(step.attrs[1]))
 
 
-def _assigns_other_shape(step: Step, steps: tuple[Step, ...], feeds: tuple[Spec, ...]) -> str | None:
+def _assigns_other_shape(step: Step, made: dict[int, Spec], feeds: tuple[Spec, ...]) -> str | None:
     """Returns why an assignment cannot be emitted, None if it can: a variable must keep its dtype and shape."""
     handle = feeds[-1 - step.slots[0]] if step.slots[0] < 0 else None
     if handle is None or handle.enum != RESOURCE or handle.handle is None:
         return f"{step.op} on an unknown variable"
     slot = step.slots[1]
     if slot >= 0:
-        spec = next(o.spec for s in steps for n, o in enumerate(s.outputs) if s.first + n == slot)
+        spec = made[slot]
     elif 1 in step.consts:
         return None if step.consts[1].value is not None else "None is assigned"
     else:
