@@ -53,7 +53,7 @@ class Kind(enum.Enum):
     GRADIENT = Meaning(
         "CX-GRADIENT", "library call not followed as one", "the Python of a gradient runs on each call",
         "a gradient of what only memoized calls and followed operations have recorded",
-        "ask one non-persistent tape once, outside of other tapes", "region",
+        "ask a tape once it has ended, or one that is not persistent", "region",
     )  # fmt: skip
     LIBRARY = Meaning(
         "CX-LIBRARY", "library call not followed as one", "the Python of a library call runs on each call",

@@ -51,7 +51,7 @@ class FunctionEntry(TapeEntry):
         self._forward = forward
         self.tapes = tapes
 
-    def identity(self) -> Any:
+    def identity(self, origin: int) -> Any:
         """Returns a key of the operation, apart from its tensors.
 
         The backward function is not part of it, as it runs each time.

@@ -28,6 +28,9 @@ class TapeEntry:
     def brief(self, origin: int) -> Any:
         """Returns None: its tensors have to be compared."""
 
+    def keep(self) -> None:
+        """Does nothing: its tensors are there."""
+
     def goes_into(self, region: Any) -> None:
         """Does nothing: an operation is never invalidated."""
 
@@ -61,7 +64,7 @@ class Entry(TapeEntry):
         if step.closed is None:
             step.closed = bool(self.result) and not step.lists and all(map(_is_inside, step.slots, args))
 
-    def identity(self) -> Any:
+    def identity(self, origin: int) -> Any:
         """Returns a key of the operation, apart from its tensors."""
         return self.step
 
@@ -127,7 +130,7 @@ class NamedEntry(TapeEntry):
         self.outputs = list(flat_outputs(outputs))
         self.tapes = tapes
 
-    def identity(self) -> Any:
+    def identity(self, origin: int) -> Any:
         """Returns a key of the operation, apart from its tensors.
 
         It includes shapes, as no step has compared them. Raises TypeError if attributes cannot be compared.
@@ -158,14 +161,14 @@ class FastEntry(NamedEntry):
         inputs = [v for value in args for v in (value if isinstance(value, (list, tuple)) else (value,))]
         super().__init__(op, [v for v in inputs if isinstance(v, EagerTensor)], (), result, tapes)
 
-    def identity(self) -> Any:
+    def identity(self, origin: int) -> Any:
         """Returns the same, including the Python values among the inputs."""
         signature = signature_of(self.op)
         assert signature is not None
         count = len(signature.inputs)
         given = tuple([None if isinstance(v, EagerTensor) else _without_tensors(v) for v in self.args[:count]])
         self.attrs = self.args[count:]
-        return freeze(given), super().identity()
+        return freeze(given), super().identity(origin)
 
     def record(self, constant: Constant) -> None:
         """Puts the operation on the active tapes."""

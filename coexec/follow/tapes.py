@@ -325,7 +325,7 @@ class Tapes:
                 for v in entry.given()
             ])  # fmt: skip
             try:
-                seen.append((entry.identity(), given, entry.tapes))
+                seen.append((entry.identity(origin), given, entry.tapes))
             except TypeError:  # attributes that cannot be compared
                 return None
         watches = [(place(tensor), before) for n, tensor, before in self._watches if n == number]

@@ -121,7 +121,7 @@ class CallSites:
             try:
                 key = self._key(function, args, kwargs, arguments)
             except CannotMemoizeArray:
-                if function in layer_calls or function is loss_call:
+                if function in layer_calls or function is loss_call or _updates_metric(function, args):
                     args, kwargs = with_tensors(args, kwargs)
                 arguments = CallArguments(run.cursor)
                 key = self._key(function, args, kwargs, arguments)
@@ -270,8 +270,8 @@ class CallSites:
         if tape._tape is None:
             raise CannotMemoize("its tape has been used")
         number = self._number = tapes.number(tape._tape._tape)
-        if taped and (tape._persistent or any(active != number for active in tapes.active)):
-            raise CannotMemoize("a tape records the gradient")
+        if tape._persistent and number in tapes.active:
+            raise CannotMemoize("its tape records the gradient")
         history = tapes.history(number, place, self._origin)
         if history is None or number < 0:
             raise CannotMemoize("its tape has records of operations outside of known library calls")
@@ -468,10 +468,11 @@ class CallSites:
             result = fill_form(region.result, tensor)
         else:
             result = build(made, arguments.given)
-        if region.recorded and function is not gradient:
+        if region.recorded:
             tapes.reads(_alive(region.accessed))
-            tapes.add(RegionEntry(region, arguments, made, run, tapes.active))
-        elif function is gradient and not args[0]._persistent:
+            before = tapes.entries_of(self._number) if function is gradient else []
+            tapes.add(RegionEntry(region, arguments, made, run, tapes.active, earlier=before))
+        if function is gradient and not args[0]._persistent:
             tapes.finished(self._number)
         if region.end.pause:
             launch_beside(run)
@@ -505,6 +506,16 @@ class CallSites:
             return eager_constant(const.value, spec)
         at, place = value
         return unwrap(self.run.tapes.entries_of(self._number)[at].get(place))
+
+
+def _updates_metric(function: Any, args: tuple[Any, ...]) -> bool:
+    """Returns whether a metric of Keras is given labels or values, which its own code converts to tensors first."""
+    if function.__name__ != "update_state" or not type(args[0]).__module__.startswith("keras.src.metrics."):
+        return False
+    # `MeanMetricWrapper` passes them on to a function as they are.
+    wrapped = getattr(args[0], "_fn", None)
+    module = "keras.src.metrics." if wrapped is None else str(getattr(wrapped, "__module__", ""))
+    return module.startswith(("keras.src.metrics.", "keras.src.losses."))
 
 
 def _alive(refs: list[Any]) -> list[Any]:

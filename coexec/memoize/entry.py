@@ -69,6 +69,8 @@ class Region(Watcher):
         self.accessed: list[weakref.ref[Any]] = []  # trainable variables reported to tapes and watchers
         self.gradients: weakref.WeakSet[Region] = weakref.WeakSet()  # gradients whose keys include this region
         self.interior: list[int] = []  # tensors held by tapes only
+        # Of a gradient that tapes record: the sources of the recorded operations' inputs from before it, by slot.
+        self.early: dict[int, tuple[str, Any]] = {}
         self.places: list[int | None] = []  # the arguments' slots, where the segment knew them before
         self.closed = False  # whether all are of the segment itself, and so implied by the key
         self.spans: list[Any] = []  # of a gradient with backward functions: see `gradient_spans`
@@ -88,7 +90,7 @@ class Region(Watcher):
             setattr(self, name, value)
         held = [*(v for source, v in self.feeds if source == "same"), *(v for _, v in self.pins)]
         self.own = [v for v in held if v.dtype.is_floating or v.dtype.is_complex]
-        self.closed = not self.own and all(place is not None and place >= 0 for place in self.places)
+        self.closed = not self.own and all(place is not None and place >= 0 for place in (*self.places, *self.early))
         self.gives_nothing = self.result[0] == "object" and self.result[1] is None and not self.effects
         self.confirmed = self.confirmed + 1 if same else 1
         self.version += not same

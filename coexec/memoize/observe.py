@@ -198,7 +198,7 @@ class Observation:
                 self._found()
             return
         reason, for_long = effects.reason, effects.runs_user_code
-        in_one = len(cursor.ended) == ended and (cursor.step is not region.start or region.helper is not None)
+        in_one = len(cursor.ended) == ended
         if reason is None and not in_one and not self._heard:
             reason = _CUT
         if alone and tape_is_empty():
@@ -326,6 +326,7 @@ class Observation:
             calls=[],
             spans=[],
             end=end,
+            early=self._early_inputs() if self._gradient else {},
             feeds=feeds,
             pins=sorted(pins.items()),
             context=self._noted_for_others(),
@@ -346,6 +347,23 @@ class Observation:
         if region.confirmed == 1 and self._recorded:
             run.tapes.unsettled.update(run.tapes.active)
         self._compare(before, agreed)
+
+    def _early_inputs(self) -> dict[int, tuple[str, Any]]:
+        """Returns the sources of what a gradient's recorded operations take from before it, by slot.
+
+        Tapes know tensors by their objects, so these must be those of the records before. Raises `CannotMemoize`.
+        """
+        run, start, early = self._run, self._region.start, {}
+        for slot in sorted({slot for step in self._recorded for slot in slots_of(step)}):
+            if slot >= start.end:
+                continue
+            tensor = run.values[slot] if slot >= 0 else run.cursor.externals[-1 - slot]
+            source = self._sources.get(id(tensor))
+            if source is not None:
+                early[slot] = source
+            elif slot >= 0:
+                raise CannotMemoize("a tape records the gradient, which takes a tensor from elsewhere")
+        return early
 
     def _compare(self, before: int, agreed: bool) -> None:
         """Reports a run that disagreed with the `before` earlier ones; raises `CannotMemoize` if that recurs."""
@@ -377,6 +395,8 @@ class Observation:
 
     def _fill_parts(self, heard: HeardCalls, result: Any, read: set[int]) -> None:
         """Stores what a gradient did around the backward functions that it called."""
+        if self._recorded:
+            raise CannotMemoize("a tape records the gradient, and what a backward function of the program does in it")
         region = self._region
         parts = heard.parts(result, self._arguments, self._sources)
         steps = [step for some in parts.steps for step in some]
@@ -469,7 +489,7 @@ class Observation:
         """
         run, region, tapes = self._run, self._region, self._run.tapes
         entries = tapes.entries[first:]
-        if region.confirmed < 2 or self._gradient or not self._recorded or not tapes.waiting:
+        if region.confirmed < 2 or not self._recorded or not tapes.waiting:
             return
         if [getattr(entry, "step", None) for entry in entries] != self._recorded:
             return
@@ -478,4 +498,5 @@ class Observation:
         tensors = {n: run.values[n] for n in (*self._made, *region.interior) if run.values[n] is not None}
         given = set(map(id, self._arguments.given))  # they may vary
         constants = [v for entry in entries for v in entry.constants() if id(v) not in given]
-        tapes.join(first, RegionEntry(region, self._arguments, tensors, run, tapes.active, constants))
+        earlier = self._entries if self._gradient else None
+        tapes.join(first, RegionEntry(region, self._arguments, tensors, run, tapes.active, constants, earlier))

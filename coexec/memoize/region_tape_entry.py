@@ -16,8 +16,8 @@ class RegionEntry:
     """The records that a skipped call would have put on tapes."""
 
     __slots__ = (
-        "_aliases", "_constants", "_inputs", "_interior", "_outputs", "_own", "_recorded", "_run", "_tensors",
-        "_values", "arguments", "base", "externals", "region", "tapes", "version",
+        "_aliases", "_constants", "_earlier", "_early", "_inputs", "_interior", "_outputs", "_own", "_recorded",
+        "_run", "_tensors", "_values", "arguments", "base", "externals", "region", "tapes", "version",
     )  # fmt: skip
 
     def __init__(
@@ -28,7 +28,9 @@ class RegionEntry:
         run: Follower,
         tapes: tuple[int, ...],
         constants: list[Any] | None = None,
+        earlier: list[Any] | None = None,
     ) -> None:
+        """`earlier`: for a gradient, the entries of its tape."""
         self.region = region
         self.version = region.version
         self.arguments: list[Any] = arguments.given
@@ -40,7 +42,7 @@ class RegionEntry:
         self._values: list[Any] | None = run.values
         # Copied, as the region may be learnt anew.
         self._interior, self._outputs, self._recorded = region.interior, region.outputs, region.recorded
-        self._own = region.own
+        self._own, self._early, self._earlier = region.own, region.early, earlier or []
         self.tapes = tapes
         self._aliases: dict[int, Any] | None = None
         self._constants = constants or []
@@ -61,9 +63,9 @@ class RegionEntry:
         """Returns a key that implies the tensors, if all arguments come from its own segment; else None."""
         return (self.region, self.version, self.base - origin, self.tapes) if self.region.closed else None
 
-    def identity(self) -> Any:
-        """Returns a key of the call, apart from its tensors."""
-        return self.region, self.version
+    def identity(self, origin: int) -> Any:
+        """Returns a key of the call, apart from what `given` returns."""
+        return self.region, self.version, self.base - origin if self._early else None
 
     def keep(self) -> None:
         """Creates the tensors that a tape would hold, in time to get values when their segment runs.
@@ -73,6 +75,9 @@ class RegionEntry:
         values = self._values
         if values is None:
             return
+        for slot, (kind, place) in self._early.items():
+            if slot >= 0 and kind == "earlier":
+                self._earlier[place[0]].keep()
         tensors = self.tensors
         for number in self._interior:
             if number not in tensors:
@@ -89,8 +94,10 @@ class RegionEntry:
         self.region.gradients.add(region)
 
     def given(self) -> list[Any]:
-        """Returns the arguments, and the region's own tensors, which the program may hold, too."""
-        return [*self.arguments, *self._own] if self._own else self.arguments
+        """Returns the arguments, the region's own tensors, which the program may hold, too, and a gradient's feeds."""
+        if not self._own and not self._early:
+            return self.arguments
+        return [*self.arguments, *self._own, *(self._tensor(slot) for slot in self._early if slot < 0)]
 
     def places(self) -> Iterator[tuple[Any, Any]]:
         """Yields each of its tensors with its key for `get`."""
@@ -119,6 +126,9 @@ class RegionEntry:
             self._constants += record_on_tapes(step, step.op or "", tuple(args), result, constant)
 
     def _tensor(self, slot: int) -> Any:
+        if slot in self._early:
+            kind, place = self._early[slot]
+            return self.arguments[place] if kind == "argument" else self._earlier[place[0]].get(place[1])
         if slot < 0:
             real = self.externals[-1 - slot]
             if self._aliases is None:  # eager tensors passed as lazy ones, which is how tapes know them

@@ -138,12 +138,12 @@ def cx_backoff(monkeypatch):
 def cx_gradient(monkeypatch):
     """
     CX-GRADIENT, library call not followed as one: the Python of a gradient runs on each call
-      4 x GradientTape.gradient: a tape records the gradient
+      4 x GradientTape.gradient: its tape records the gradient
         at FILE in step
         | slope = tape.gradient(y, x)
         a call: 0.8 x
         expected: a gradient of what only memoized calls and followed operations have recorded
-        what to do: ask one non-persistent tape once, outside of other tapes
+        what to do: ask a tape once it has ended, or one that is not persistent
     """
 
     def step(x):

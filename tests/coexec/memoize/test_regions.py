@@ -868,3 +868,21 @@ def test_tapes_hear_of_variables_in_what_is_jumped_over(lookup):
 
     step = run_both(make, [(tf.random.stateless_normal([3, 4], [i, 5]),) for i in range(9)])
     assert step.stats().regions >= 8, step.explain()
+
+
+def test_a_layer_without_operations():
+    """What it was given is returned, the same object; its Python is skipped."""
+
+    def make(decorate):
+        nothing, same = keras.layers.Dropout(0.0), keras.layers.Identity()
+
+        @decorate
+        def step(i):
+            x = tf.ones((2, 3)) * i
+            y = nothing(x, training=True)
+            return y is x, same(y) is x, nothing(x, training=False) + 1.0
+
+        return step
+
+    step = run_both(make, [(i,) for i in range(12)])
+    assert step.stats().regions >= 3 * 6, step.explain()
