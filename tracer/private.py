@@ -18,6 +18,8 @@ first when it changes. What they do not have in common stands in `versions`.
 * `keras_losses.scale_loss_for_distribution`, `unscale_loss_for_distribution`: looked up on each use, they divide and
   multiply losses by the number of replicas.
 * `custom_objects`: what the program has registered for names that Keras looks up.
+* `KerasFunctional`: the class of functional models, whose `call` first converts arrays to the dtypes of the symbolic
+  inputs in `_inputs_struct` (to integers without a dtype, with a cast).
 * `KerasNode`: a call in the graph of a functional model, which keeps its `arguments`; `keras_tracking`: the lists,
   dicts and sets by which Keras replaces a layer's, and the `Tracker` that they notify of additions.
 * `context.anonymous_name`: each `VarHandleOp` of that name makes its own variable, which dies with its handle.
@@ -69,6 +71,7 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.variables import Variable as KerasVariable
 from keras.src.backend.tensorflow import numpy as keras_numpy
 from keras.src.losses import loss as keras_losses
+from keras.src.models.functional import Functional as KerasFunctional
 from keras.src.ops.node import Node as KerasNode
 from keras.src.saving.object_registration import GLOBAL_CUSTOM_OBJECTS as custom_objects
 from keras.src.utils import tracking as keras_tracking
@@ -109,8 +112,8 @@ binary_assert = check_ops._binary_assert
 plain_assert = inspect.unwrap(control_flow_assert.Assert)
 
 __all__ = [
-    "CompositeTensor", "EagerTensor", "FuncRegistry", "GradientRegistry", "KerasNode", "KerasVariable",
-    "ResourceVariable", "Trackable", "UnreadVariable",
+    "CompositeTensor", "EagerTensor", "FuncRegistry", "GradientRegistry", "KerasFunctional", "KerasNode",
+    "KerasVariable", "ResourceVariable", "Trackable", "UnreadVariable",
     "binary_assert", "code_inside", "compiler_ir_of", "config_pb2", "constant_op", "context", "core",
     "cpp_shape_inference_pb2", "custom_objects", "func_graph", "function_pb2", "functions_of_dataset",
     "gen_resource_variable_ops",

@@ -19,7 +19,7 @@ from tracer.intercept import make_constant
 from tracer.keras_packages import classes
 from tracer.lazy import LazyTensor
 from tracer.op import Const, freeze
-from tracer.private import EagerTensor, is_resource_variable
+from tracer.private import EagerTensor, KerasFunctional, is_resource_variable
 from tracer.spec import spec_of
 
 
@@ -76,6 +76,9 @@ class CallArguments:
             return dict, tuple([(self.key(k), self.key(v)) for k, v in value.items()])
         if what is SLICES:
             return "slices", self.key(value.values), self.key(value.indices), self.key(value.dense_shape)
+        if what is SPARSE:
+            given = self.key(value.indices), self.key(value.values), self.key(value.dense_shape)
+            return "sparse", *given, freeze(value.shape)
         if self._objects is not None and kind is MethodType:
             return MethodType, self.key(value.__self__), self.key(value.__func__)
         if self._objects is not None and isinstance(value, (np.number, np.bool_)):
@@ -151,8 +154,8 @@ _RESOURCE = "_should_act_as_resource_variable"  # looked up on types, as on valu
 
 
 # Kinds of values, for keys.
-TENSOR, SEQUENCE, DICT, SCALAR, SLICES, OBJECT, OTHER = (
-    "tensor", "sequence", "dict", "scalar", "slices", "object", "other"
+TENSOR, SEQUENCE, DICT, SCALAR, SLICES, SPARSE, OBJECT, OTHER = (
+    "tensor", "sequence", "dict", "scalar", "slices", "sparse", "object", "other"
 )  # fmt: skip
 
 
@@ -174,6 +177,8 @@ def _what_is(value: Any, kind: type) -> str:
         what = DICT
     elif issubclass(kind, tf.IndexedSlices):
         what = SLICES
+    elif kind is tf.SparseTensor:
+        what = SPARSE
     elif kind in _SCALARS or issubclass(kind, (tf.DType, tf.TensorShape, np.dtype)):
         what = SCALAR
     elif is_by_identity(kind) or (hasattr(kind, _RESOURCE) and is_resource_variable(value)):
@@ -192,12 +197,25 @@ def marks_of(tensor: Any) -> dict[str, Any]:
 
 
 def with_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the arguments of a layer or loss with arrays converted to tensors, as it would do first."""
-    holder, wanted = args[0], None
+    """Returns the arguments of a layer, loss or metric with arrays converted to tensors, as it would do first."""
+    holder: Any = args[0]
+    legacy = isinstance(holder, classes.layers) and not isinstance(holder, keras.layers.Layer)
+    wanted: Any = None
+    if isinstance(holder, KerasFunctional):
+        given = [*args[1:2]] or [kwargs.get("inputs")]
+        if _sees_inputs(holder) or not all(type(v) is np.ndarray for v in tf.nest.flatten(given)):
+            return args, kwargs
+        inputs = _as_inputs(given[0], holder._inputs_struct)
+        if any(type(v) is np.ndarray for v in tf.nest.flatten(inputs)):
+            return args, kwargs  # Keras refuses tensors beside arrays
+        return ((holder, inputs, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "inputs": inputs})
     if isinstance(holder, keras.layers.Layer):
         if not getattr(holder, "_convert_input_args", False):
             return args, kwargs
-    elif isinstance(holder, classes.layers):  # Keras 2 converts the first argument alone
+    elif legacy:  # Keras 2 converts the first argument alone, also if it is given by name
+        first: list[str] = holder._call_spec.arg_names[:1]
+        if len(args) == 1 and first and first[0] in kwargs:
+            return args, {**kwargs, first[0]: _convert(kwargs[first[0]], None)}
         return (holder, *(_convert(v, None) for v in args[1:2]), *args[2:]), kwargs
     else:
         wanted = getattr(holder, "dtype", "")  # NumPy would round other floats
@@ -209,12 +227,65 @@ def _convert(value: Any, wanted: Any) -> Any:
     """Returns a structure with its arrays as tensors; `wanted`: the dtype that floats must have, if any."""
     kind = type(value)
     if kind is np.ndarray and (wanted is None or value.dtype.kind in "iub" or value.dtype == wanted):
-        try:
-            return make_constant(value, None)
-        except (TypeError, ValueError):
-            return value  # the library raises its own error
+        return _as_tensor(value, None)
     if kind is list or kind is tuple:
         return kind([_convert(v, wanted) for v in value])
     if kind is dict:
         return {k: _convert(v, wanted) for k, v in value.items()}
     return value
+
+
+def _as_tensor(array: Any, dtype: Any) -> Any:
+    try:
+        return make_constant(array, dtype)
+    except (TypeError, ValueError):
+        return array  # the library raises its own error
+
+
+# The methods of a functional model that are given its inputs before it has converted them.
+_GIVEN_INPUTS = frozenset({
+    "_adjust_input_rank", "_assert_input_compatibility", "_convert_inputs_to_tensors",
+    "_maybe_warn_inputs_struct_mismatch", "_run_through_graph",
+    "_standardize_inputs", "call", "compute_mask",
+})  # fmt: skip
+
+
+def _sees_inputs(model: Any) -> bool:
+    """Returns whether code of the program's in a functional model sees its inputs as they are given."""
+    kind = type(model)
+    if kind is not KerasFunctional and any(
+        getattr(kind, name, None) is not getattr(KerasFunctional, name, None) for name in _GIVEN_INPUTS
+    ):
+        return True
+    return not _GIVEN_INPUTS.isdisjoint(vars(model))
+
+
+def _as_inputs(value: Any, inputs: Any) -> Any:
+    """Returns a functional model's inputs with arrays as tensors of the dtypes that the model gives them.
+
+    Only what the model takes as it is: it would name the array in its error, or reshape it.
+    """
+    kind = type(value)
+    if kind is np.ndarray:
+        if isinstance(inputs, (list, tuple, dict)):
+            known = [*inputs.values()] if isinstance(inputs, dict) else inputs
+            return _as_inputs(value, known[0]) if len(known) == 1 else value
+        if len(value.shape) != len(inputs.shape) or not all(
+            n in (None, m) for n, m in zip(inputs.shape, value.shape, strict=True)
+        ):
+            return value
+        wanted = tf.as_dtype(inputs.dtype)
+        if value.dtype.kind not in "iubf" or not (wanted.is_floating or wanted.is_integer or wanted.is_bool):
+            return value
+        # Keras converts without a dtype, and casts, if integers or bools are wanted.
+        return _as_tensor(value, wanted if wanted.is_floating and value.dtype.kind == "f" else None)
+    if kind is dict:
+        named = inputs if isinstance(inputs, dict) else {v.name: v for v in inputs} if _is_flat(inputs) else {}
+        return {k: _as_inputs(v, named[k]) if k in named else v for k, v in value.items()}
+    if (kind is list or kind is tuple) and isinstance(inputs, (list, tuple)) and len(value) == len(inputs):
+        return kind([_as_inputs(v, known) for v, known in zip(value, inputs, strict=True)])
+    return value
+
+
+def _is_flat(inputs: Any) -> bool:
+    return isinstance(inputs, (list, tuple)) and not any(isinstance(v, (list, tuple, dict)) for v in inputs)

@@ -1094,3 +1094,20 @@ def test_helpers_are_looked_up_where_they_are_replaced():
             assert protocol._is_runtime_protocol
             named = [name for name in vars(protocol) if name.startswith(("is_", "__tf_"))]
             assert all(callable(getattr(protocol, name)) for name in named)
+
+
+def test_functional_models_convert_arrays_to_the_dtypes_of_their_inputs():
+    x, ids = keras.Input((2,), name="x"), keras.Input((2,), dtype="int32", name="ids")
+    model = keras.Model({"x": x, "ids": ids}, [x + 0.0, ids + 0])
+    assert isinstance(model, private.KerasFunctional)
+    assert type(model).call is private.KerasFunctional.call
+    assert {name: value.dtype for name, value in model._inputs_struct.items()} == {"x": "float32", "ids": "int32"}
+    one, other = model({"x": np.full((1, 2), 0.1), "ids": np.array([[1, 2**32 + 5]])})
+    assert one.dtype == tf.float32
+    assert other.dtype == tf.int32
+    np.testing.assert_array_equal(other, [[1, 5]])  # converted without a dtype, and cast
+
+
+def test_wrappers_of_loaded_operations_are_marked():
+    source = inspect.getsource(tf.load_op_library)
+    assert "setattr(module, '_IS_TENSORFLOW_PLUGIN', True)" in source
