@@ -50,7 +50,8 @@ def _computing() -> dict[int, Any]:
             if behind(original).__module__ in _COMPUTING:
                 # Whoever has looked it up before it was wrapped holds the original.
                 found.update({id(function): function, id(original): original})
-    found.update({id(f): f for f in (tf.constant, tf.convert_to_tensor, tf.clip_by_value, tf.stop_gradient)})
+    others = tf.constant, tf.convert_to_tensor, tf.clip_by_value, tf.stop_gradient, tf.control_dependencies
+    found.update({id(f): f for f in others})
     return found
 
 

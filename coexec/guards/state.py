@@ -21,6 +21,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+import wrapt
 
 from coexec.base.tuning import tuning
 from coexec.guards.codegen import CheckWriter
@@ -206,6 +207,10 @@ class StateGuards:
     def _check(self, place: str, value: Any) -> None:
         """Guards what a place holds, and its contents; goes by `type`, as `isinstance` may run the object's code."""
         kind = type(value)
+        if kind.__module__ in _TRACKING and issubclass(kind, wrapt.ObjectProxy):  # of a dict or tuple
+            self._is(place, value)
+            self._check(self._writer.let(f"{place}.__wrapped__"), value.__wrapped__)
+            return
         if kind.__flags__ & HEAP and not (issubclass(kind, _KNOWN) or _is_keras(kind)) and not _is_looked_up(kind):
             raise Refused(f"attributes of a {kind.__qualname__} are computed")
         if value is None or value is True or value is False or value is NotImplemented or value is Ellipsis:

@@ -481,6 +481,78 @@ def test_arrays_are_converted():
     assert function.stats().regions >= 5
 
 
+def test_an_array_given_by_name_is_converted():
+    """The first argument of `call`, whatever it is called; others are the program's business."""
+
+    class Scores(k2.layers.Layer):
+        def call(self, labels, predictions, weight=None):
+            scale = 1.0 if weight is None else 2.0
+            return tf.reduce_mean((labels - predictions) ** 2) * scale, tf.shape(labels)
+
+    layer = Scores()
+
+    def step(x, y):
+        labels = np.float32(y[:, None])
+        return layer(labels=labels, predictions=x), layer(labels=labels, predictions=x, weight=np.ones(3))
+
+    function = run_both(lambda d: d(step), [(batch(i)[0], batch(i)[1].numpy()) for i in range(12)])
+    assert function.stats().regions >= 5, function.explain()
+
+
+@pytest.mark.parametrize("change", ["value", "new", "removed", "order", "update", "by the original", "cleared"])
+def test_containers_that_tensorflow_wraps(change):
+    """A layer's own dict and tuple are read by its `call`: each change of them is noticed by the next call."""
+
+    def make(decorate):
+        k2.utils.set_random_seed(3)
+        numbers = {"a": 1.0, "b": 2.0}
+
+        class Own(k2.layers.Layer):
+            def __init__(self):
+                super().__init__()
+                self.numbers = numbers
+                self.parts = {"one": k2.layers.Dense(3), "two": k2.layers.Dense(3, activation="tanh")}
+                self.pair = (k2.layers.Dense(2), 0.5)
+
+            def call(self, x):
+                with tf.control_dependencies([x]):
+                    total = tf.add_n([part(x) for _, part in self.parts.items()])
+                for name in self.numbers:
+                    total = total * 3.0 + self.numbers[name]
+                dense, scale = self.pair
+                return dense(total) * scale * float(len(self.numbers))
+
+        layer = Own()
+        layer(tf.zeros((1, 4)))
+
+        @decorate
+        def step(i):
+            if i == 10:
+                held = layer.numbers
+                if change == "value":
+                    held["a"] = 7.0
+                elif change == "new":
+                    held["c"] = 3.0
+                elif change == "removed":
+                    del held["a"]
+                elif change == "order":
+                    held["a"] = held.pop("a")
+                elif change == "update":
+                    held.update(b=5.0)
+                elif change == "by the original":
+                    numbers["b"] = 9.0
+                else:
+                    held.clear()
+            if i == 14:
+                layer.pair = (layer.pair[0], 0.25)
+            return layer(tf.constant(np.random.default_rng(i).normal(size=(5, 4)), tf.float32))
+
+        return step
+
+    function = run_both(make, [(i,) for i in range(20)])
+    assert function.stats().regions >= 10, function.explain()
+
+
 @pytest.mark.parametrize("own", [False, True])
 def test_losses_of_arrays_are_left_to_keras(own):
     """Keras 2 converts no labels before it calls the loss: integers of another rank are broadcast, not squeezed."""
