@@ -192,12 +192,16 @@ def _is_the_programs(namespace: dict[str, Any]) -> bool:
 
 
 def _with_classes(owner: Any) -> Iterator[Any]:
-    """Yields a module or class, and the classes that are defined in it."""
-    yield owner
-    module = owner.__name__ if isinstance(owner, types.ModuleType) else owner.__module__
-    for value in list(vars(owner).values()):
-        if isinstance(value, type) and value.__module__ == module and value is not owner:
-            yield from _with_classes(value)
+    """Yields a module, and the classes of its own that it or these have: each once, as they may have one another."""
+    found, waiting = {id(owner)}, [owner]
+    while waiting:
+        owner = waiting.pop()
+        yield owner
+        module = owner.__name__ if isinstance(owner, types.ModuleType) else owner.__module__
+        for value in list(vars(owner).values()):
+            if isinstance(value, type) and value.__module__ == module and id(value) not in found:
+                found.add(id(value))
+                waiting.append(value)
 
 
 def follow(owner: Any, name: str) -> coexec.Function:

@@ -122,6 +122,30 @@ def test_a_function_that_other_modules_have_by_name_is_replaced_there_too(progra
     assert loop.function is module.work is copies.mine
 
 
+def test_classes_that_have_each_other(program):
+    """Each is looked into once, and so is one that has itself."""
+    module, (loop,) = program("""
+        class Parent:
+            pass
+
+        class Child:
+            parent = Parent
+
+            def step(self, x):
+                return work(work(x))
+
+        Parent.child, Parent.itself = Child, Parent
+
+        def main():
+            child = Child()
+            for n in range(TURNS):
+                child.step(tf.ones([2, 8]))
+                if found:
+                    break
+    """)
+    assert loop.function is vars(module.Child)["step"]
+
+
 def test_what_cannot_be_replaced_is_told(program):
     """A function that is made in another one is looked up there."""
     module, (loop,) = program("""
