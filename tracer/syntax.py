@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import dis
 import functools
+import sys
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -54,8 +55,7 @@ def decision_at(code: CodeType, offset: int, namespace: dict[str, Any]) -> Decis
     identify the operand.)
     """
     positions = getattr(code, "co_positions", None)
-    name = dis.opname[code.co_code[offset]]
-    if positions is None or not ("JUMP" in name or name == "TO_BOOL"):  # a call may test it as well, for example `any`
+    if positions is None or not _tests(code, offset):
         return None
     if code.co_name in _COMPREHENSIONS:
         return Decision(_given(code), False)
@@ -97,6 +97,18 @@ def decision_at(code: CodeType, offset: int, namespace: dict[str, Any]) -> Decis
                 if found is not None:
                     return found
     return None
+
+
+# Set in the argument of a comparison, from Python 3.13 on: its result's truth is taken in the same instruction.
+_TAKES_TRUTH = 16 if sys.version_info >= (3, 13) else 0
+
+
+def _tests(code: CodeType, offset: int) -> bool:
+    """Returns whether an instruction takes a truth value to jump by; a call may take one as well, for example `any`."""
+    name, *others = [dis.opname[op] for op in code.co_code[offset::2] if dis.opname[op] != "CACHE"][:2]
+    if name == "COMPARE_OP":
+        return bool(code.co_code[offset + 1] & _TAKES_TRUTH)
+    return "JUMP" in name or (name == "TO_BOOL" and others != ["UNARY_NOT"])  # from Python 3.13 on, `not` has that, too
 
 
 def call_at(code: CodeType, offset: int, namespace: dict[str, Any]) -> Decision | None:

@@ -102,6 +102,16 @@ def test_what_else_asks_decides_no_loop(test):
     assert all(found is None or isinstance(found.statement, ast.Return) for found in asked.found)
 
 
+@pytest.mark.parametrize("word", ["if", "while"])
+def test_the_truth_of_a_comparison(word):
+    """From Python 3.13 on, the comparison itself takes it."""
+    function = made(f"def function(a):\n    {word} a < 3:\n        a = 1\n", file=f"<{word} a < 3>")
+    asked = Compares(False)
+    function(asked)
+    assert [found.negated for found in asked.found] == [False]
+    assert isinstance(asked.found[0].statement, {"if": ast.If, "while": ast.While}[word])
+
+
 @pytest.mark.parametrize("test", ["0 < a < 3", "True and 0 < a < 3", "0 < a < 3 < a and a"])
 def test_a_chain_of_comparisons_asks_as_and_does(test):
     """Of a loop, on one line; of an `if`, anywhere."""
