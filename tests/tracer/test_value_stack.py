@@ -2,8 +2,7 @@
 
 import sys
 
-import pytest
-
+from tests.marks import needs_watch
 from tracer import value_stack
 from tracer.value_stack import NULL, function_of_frame, instructions, local, top
 
@@ -35,7 +34,7 @@ def test_is_available_on_311():
     assert value_stack.available() == (sys.implementation.name == "cpython" and sys.version_info[:2] == (3, 11))
 
 
-@pytest.mark.skipif(not value_stack.available(), reason="the value stack is read on CPython 3.11 only")
+@needs_watch
 def test_operands():
     """Operands, callables with and without `self`, and cells are where they are looked for."""
 
@@ -64,7 +63,7 @@ def test_operands():
     assert all(running is function for *_, running in seen)
 
 
-@pytest.mark.skipif(not value_stack.available(), reason="the value stack is read on CPython 3.11 only")
+@needs_watch
 def test_cells_and_long_arguments():
     """A cell is a local; an instruction with a large argument is seen once, at its `EXTENDED_ARG`."""
     cell_value = object()

@@ -151,7 +151,9 @@ def test_results_are_handed_out_but_where_somebody_else_holds_them(form, hold):
 
 
 @pytest.mark.parametrize("hold", [None, *HOLDERS])
-def test_tapes_are_alive_as_long_as_somebody_holds_one(hold):
+def test_tapes_are_alive_as_long_as_somebody_holds_one(hold, monkeypatch):
+    for name in ("_tape_set_add", "_tape_set_remove"):  # TensorFlow's C++ code would take the stand-in for a tape
+        monkeypatch.setattr(f"coexec.follow.tapes.{name}", lambda tape: None)
     tapes = Tapes(None)
     assert not tapes.alive()
     tape = Thing()

@@ -24,10 +24,10 @@ import tensorflow as tf
 
 import coexec
 from coexec.base.tuning import tuned
+from tests.marks import needs_watch
 from tests.snapshots import assert_same, snapshot
-from tracer import value_stack
 
-pytestmark = pytest.mark.skipif(not value_stack.available(), reason="the value stack is read on CPython 3.11 only")
+pytestmark = needs_watch
 
 CALLS = 8
 # Watching begins in the third call, and may take any time.

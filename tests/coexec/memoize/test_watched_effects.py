@@ -12,7 +12,10 @@ import tensorflow as tf
 import coexec
 from coexec.base.tuning import tuned
 from tests.coexec.memoize.test_watched_calls import AT_ONCE
+from tests.marks import needs_watch
 from tests.snapshots import assert_same, snapshot
+
+pytestmark = needs_watch
 
 X = tf.constant([[1.0, -2.0], [3.0, 4.0]])
 CALLS = 12
