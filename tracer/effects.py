@@ -93,7 +93,7 @@ def runs_user_code(frame: types.FrameType) -> bool:
 
 def is_programs(code: types.CodeType, namespace: dict[str, Any]) -> bool:
     """Returns the same as `runs_user_code`, for code with these globals."""
-    if not is_user(code) or (registered and _is_inside(str(namespace.get("__name__")))):
+    if not is_user(code, namespace) or (registered and _is_inside(str(namespace.get("__name__")))):
         return False
     name = code.co_filename
     if name.startswith(_GENERATED):

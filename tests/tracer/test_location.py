@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.coexec import run_both
+from tracer import effects, location
 
 # As TensorFlow generates it for a library of operations: it has no file, and issues the operation from two places.
 PLUGIN = """
@@ -26,11 +27,16 @@ def plus_eager_fallback(x, y, name, ctx):
 """
 
 
+def plugin_module():
+    module = types.ModuleType("0123456789abcdef")
+    exec(PLUGIN, vars(module))
+    module._IS_TENSORFLOW_PLUGIN = True
+    return module
+
+
 def test_generated_wrappers_of_loaded_operations_are_library_code():
     """An operation that takes TensorFlow's slow path is the same one in each call: nothing diverges."""
-    plugin = types.ModuleType("0123456789abcdef")
-    exec(PLUGIN, vars(plugin))
-    plugin._IS_TENSORFLOW_PLUGIN = True
+    plugin = plugin_module()
 
     def make(decorate):
         @decorate
@@ -43,3 +49,13 @@ def test_generated_wrappers_of_loaded_operations_are_library_code():
     step = run_both(make, [(tf.constant([1.0 + i, 2.0]),) for i in range(10)])
     assert step.stats().diverged == 0, step.explain()
     assert step.stats().followed == 9
+
+
+def test_they_are_no_code_of_the_programs_either():
+    """Whoever asks first: a library call that is observed, or a place that is looked for."""
+    code, namespace = (plugin := plugin_module()).plus.__code__, vars(plugin)
+    assert not effects.is_programs(code, namespace)
+    assert not location.is_user(code, namespace)
+    own = vars(types.ModuleType("another"))
+    exec(PLUGIN, own)
+    assert effects.is_programs(own["plus"].__code__, own)
