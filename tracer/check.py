@@ -207,11 +207,12 @@ def _check_step(graph: TraceGraph, parent: Step, step: Step, tensors: list[Outpu
     _rule(step.end == step.first + len(step.outputs), step, "each output is a tensor")
     external = parent.external + len(step.specs)
     _rule(step.external == external, step, f"the segment has {external} feeds up to it")
-    _rule(step.arity == len(step.slots), step, "it has a slot for each input")
+    _rule(step.join or step.arity == len(step.slots), step, "it has a slot for each input")
     draws = parent.draws + step.seeded
     _rule(step.draws == draws, step, f"the segment has {draws} draws up to it")
     if step.host:
-        _rule(node.host is not None, step, "it runs on its own because its node does")
+        _rule(step.join or node.host is not None, step, "it runs on its own because its node does")
+        _rule(not step.join or parent.parent is not None, step, "a join is in the middle of a segment")
         _rule(not step.slots and step.variant is None, step, "what runs on its own has no wiring")
         return
     variant = step.variant

@@ -15,7 +15,7 @@ from typing import Any
 
 from tracer import seeds
 from tracer.derive import derive, feed_changed, folded
-from tracer.graph import CONST, DECIDES, LIST, Node, Step, TraceGraph
+from tracer.graph import CONST, DECIDES, LIST, Node, Step, TraceGraph, Variant
 from tracer.index import Index
 from tracer.inputs import NATURAL, Unsupported, has_tensors, python_spec, shape_like
 from tracer.intercept import make_constant
@@ -27,6 +27,10 @@ from tracer.spec import RESOURCE, Spec
 from tracer.wiring import Wiring
 
 MAX_STEPS = 256  # alternatives kept after one step; the oldest are dropped
+# How often a path may come to a known operation or library call in the middle of a segment by another way before it is
+# a join, before which the segment is cut. (A GAN's step that mixes its images with those of earlier calls was wired
+# anew in every call, and took as long as eagerly; with the cut, 0.04 of the time. With 2 ways it is learnt later.)
+MAX_WAYS = 1
 
 _runs = itertools.count(1)
 
@@ -78,6 +82,8 @@ class Cursor:
         self._counts: Counter[Any] | None = None
         self._counted: list[Step] = []  # per segment, the step up to which `_counts` is complete
         self.adopted = 0  # operations that no known step matched
+        self.cuts_at_joins = True  # whether `adopt` may ask for a cut
+        self._newest: Step | None = None  # the last step that `adopt` added
         self.mismatch: Mismatch | None = None
 
     # Hot path.
@@ -126,6 +132,8 @@ class Cursor:
         if step.op != op or step.fast is not (attrs is None) or (step.checked and step.frames != user_frames()):
             return False
         if step.host:
+            if step.join:
+                return self.cuts_at_joins and _is_at(step, op, inputs if attrs is None else (*inputs, *attrs))
             return step.node.host != DECIDES or not self._is_decided(op, inputs)  # type: ignore[union-attr]
         if attrs is None:
             attrs = inputs[step.arity :]
@@ -379,11 +387,29 @@ class Cursor:
             node.fed |= changed
             self._drop_constants(here, node)
             return self.adopt(entry, op, inputs, given, args)
+        if self._is_join(here, node, variant):
+            return self._move(Step.at_join(here, node, len(inputs)), node)
         wiring.commit()
         step = Step(here, op, node, variant, tuple(wiring.slots), wiring.consts, wiring.lists, tuple(wiring.specs))
         if pair is not None:
             self._draw(step, pair)
         return self._move(step, node)
+
+    def _is_join(self, here: Step, node: Node, variant: Variant) -> bool:
+        """Returns whether to cut before a known operation, as calls keep coming to it by other ways.
+
+        Each way has steps of its own for all that follows in the segment, which are adopted and compiled for it alone:
+        after ten choices between two, there are a thousand. Behind a cut they are the same for all.
+        """
+        if not here.next or not self.is_branch():
+            return False
+        known = node.joined.get(variant, 0)
+        node.joined[variant] = known + 1
+        return known >= MAX_WAYS
+
+    def is_branch(self) -> bool:
+        """Returns whether what comes next, if it is not known here, is the first to be new, inside a segment."""
+        return self.cuts_at_joins and self.step is not self._newest and self.step.parent is not None
 
     def _drop_constants(self, here: Step, node: Node) -> None:
         """Drops the steps after `here` whose constants are fed from now on."""
@@ -396,7 +422,7 @@ class Cursor:
         self.graph.link(here.node, node)
         here.add(step, MAX_STEPS)
         self.graph.steps += 1
-        self.step = step
+        self.step = self._newest = step
         return step
 
     def _expected(self) -> str:
@@ -418,6 +444,15 @@ def _spec_given(value: Any, k: int, step: Step, args: tuple[Any, ...]) -> Spec |
         if slot == -1 - k or (slot == LIST and -1 - k in step.lists[i][0]):
             return python_spec(signature, i, args, value)
     return None
+
+
+def _is_at(step: Step, op: str, args: tuple[Any, ...]) -> bool:
+    """Returns whether an operation is the one at a join, whatever its inputs are."""
+    attrs = seeds.split(op, args[step.arity :])[1]
+    try:
+        return same(attrs, step.attrs) if step.exact else attrs == step.attrs
+    except ValueError:  # `==` is elementwise on arrays among them
+        return False
 
 
 def _in_turn(here: Step) -> list[Step]:

@@ -59,8 +59,8 @@ class Node:
     """One operation at one location of the user's program."""
 
     __slots__ = (
-        "after", "attrs", "constants", "decides", "entry", "fed", "guarded", "head", "host", "inputs", "location",
-        "name", "number", "op", "predecessors", "shaping", "specific", "successors", "variants", "waits",
+        "after", "attrs", "constants", "decides", "entry", "fed", "guarded", "head", "host", "inputs", "joined",
+        "location", "name", "number", "op", "predecessors", "shaping", "specific", "successors", "variants", "waits",
     )  # fmt: skip
 
     def __init__(self, number: int, op: str, entry: str, attrs: tuple[Any, ...], location: Location) -> None:
@@ -80,6 +80,7 @@ class Node:
         self.shaping: set[Any] = set()  # inputs that were fed until a later shape turned out to depend on them
         self.specific: set[frozenset[Any]] = set()  # sets of inputs that cannot be fed, as a shape depends on them
         self.decides = False  # whether its values are constants, as other shapes depend on them (`shape_sources`)
+        self.joined: dict[Variant, int] = {}  # how often a path came to it in the middle of a segment, by another way
         self.waits = 0  # how often it has run on its own behind what was pending, up to a limit (`shape_sources`)
         self.constants: dict[Any, Const] = {}  # first values of those that may be fed, by input or (input, item)
         self.after: Step | None = None
@@ -104,8 +105,8 @@ class Carried:
     """
 
     __slots__ = (
-        "assertion", "closed", "executables", "fallible", "notes", "pattern", "pause", "reading", "regions", "spelled",
-        "tape", "visits",
+        "assertion", "closed", "executables", "fallible", "joins", "notes", "pattern", "pause", "reading", "regions",
+        "spelled", "tape", "visits",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -113,6 +114,7 @@ class Carried:
         self.executables: Any = None  # the executables of the segment that ends here
         self.pause = False  # whether there is a host gap after this step
         self.reading: Any = None  # the tally of reads that cut here
+        self.joins: Any = ()  # functions before whose calls to cut here, as calls reach these by ever other ways
         self.regions: Any = None  # memoized library calls that start after this step, by key
         self.pattern: Any = None  # the argument guard of the most recent of them
         self.spelled: dict[int, tuple[Any, Any]] | None = None  # by input: a list's frozen value, its constant
@@ -128,8 +130,8 @@ class Step(Carried):
 
     __slots__ = (
         "arity", "attrs", "checked", "consts", "depth", "draws", "early", "end", "exact", "external", "fast", "first",
-        "frames", "host", "hot", "lists", "live", "next", "node", "op", "outputs", "parent", "plain", "risky", "seeded",
-        "single", "slots", "specs", "variant",
+        "frames", "host", "hot", "join", "lists", "live", "next", "node", "op", "outputs", "parent", "plain", "risky",
+        "seeded", "single", "slots", "specs", "variant",
     )  # fmt: skip
     end: int
     live: int
@@ -176,11 +178,20 @@ class Step(Carried):
         # Whether to compare the call stack too: right after a cut and at a fork, an operation that looks the same may
         # be another one.
         self.checked = parent is not None and parent.parent is None
+        self.join = False  # whether it stands for any wiring of its operation, before which the segment is cut
         self.frames = node.location.frames if node is not None else ()
         self.hot: Step | None = None
         # Whether the program could catch a failure of it; None until the package above has decided.
         self.risky: bool | None = None
         self.plain = False
+
+    @classmethod
+    def at_join(cls, parent: Step, node: Node, inputs: int) -> Step:
+        """Returns a step before which to cut, whatever the sources of the operation's `inputs` inputs."""
+        step = cls(parent, node.op, node, None, (), {}, {}, ())
+        step.host = step.join = True
+        step.arity, step.seeded, step.draws = inputs, False, parent.draws
+        return step
 
     def settle_plain(self) -> None:
         """Sets `plain`: whether `Cursor.is_next` may match this step on its short path."""

@@ -16,6 +16,7 @@ from coexec.base.causes import Tally
 from coexec.base.options import Options
 from coexec.base.stats import EventLog
 from coexec.base.tuning import tuning
+from coexec.follow.backward import LibraryEntry
 from coexec.follow.device_control import TimedCall
 from coexec.follow.liveness import Reference, referenced
 from coexec.follow.tapes import Tapes
@@ -159,6 +160,7 @@ class CallState:
         "flight",
         "forced",
         "graph",
+        "joins",
         "launched",
         "ledger",
         "notes",
@@ -197,6 +199,7 @@ class CallState:
         self.cursor = Cursor(graph)
         self.values: list[Any] = []  # lazy tensors of the running segment by number; None: unused
         self.constants: list[LazyTensor] = []  # those made from Python values
+        self.joins = True  # whether to cut where calls come by ever other ways
         self.forced = tuning.forced_event
         self.divergence: Tally | None = None  # of its cause
         self.recorder: Recorder | None = None  # handles operations after a divergence or failure
@@ -227,6 +230,7 @@ class CallState:
         """Moves to the next phase on an event."""
         phase = self.phase = after(self.phase, event)
         self.open = self._memoizes and (phase is _FOLLOWING or phase is _IN_FLIGHT)
+        self.cursor.cuts_at_joins = self.joins and phase is not _OBSERVING  # a call that is cut is no region
 
     def watch(self, budget: Any) -> None:
         """Has calls of helpers learnt at the expense of a budget, or no more if it is None."""
@@ -265,7 +269,7 @@ class CallState:
         self.move(Event.OBSERVE)
         self.tapes.observe()
 
-    def observed(self) -> tuple[list[Step], list[Any]]:
+    def observed(self) -> tuple[list[Step | LibraryEntry], list[Any]]:
         """Ends or abandons that; returns the steps that tapes have recorded, and the variables read."""
         self.move(Event.OBSERVED)
         return self.tapes.observed()

@@ -74,6 +74,7 @@ class Follower(CallState):
     ) -> None:
         super().__init__(graph, segments, ledger, options, before, self.constant)
         self.control = control
+        self.joins = self.cursor.cuts_at_joins = control is None
         if control is not None:
             self.tapes.told = control.watched
         self.library = call_site(self)
@@ -239,6 +240,9 @@ class Follower(CallState):
             step = cursor.adopt("execute", op, args, attrs, ())
         if step is None:
             diverge(self, cursor.mismatch)
+        elif step.join:
+            self._cut_at_join(step, op)
+            return self._step_of(op, args, attrs)
         elif step.host and (not step.early or has_pending(args) or (op == MAKES_VARIABLE and may_fail(step.parent))):
             self._cut_for(step, op, args)
         return step, args
@@ -409,6 +413,15 @@ class Follower(CallState):
                 decide_early(step, args, base, self.cursor.made, memoized)
         else:
             self.cursor.cut()
+
+    def _cut_at_join(self, step: Step, op: str) -> None:
+        """Ends the segment before an operation that calls reach by ever other ways."""
+        assert step.parent is not None
+        assert step.node is not None
+        self.cursor.step = step.parent
+        text = f"calls reach {op} by ever other ways: what comes before it is launched on its own"
+        self.ledger.cause(Kind.CUT, text, step.node.location)
+        carry_out(self, step.parent)
 
     def _raise_deferred(self) -> None:
         error, self.refused = self.deferred, self.refused + 1

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from coexec.follow.backward import Backward, FunctionEntry
+from coexec.follow.backward import Backward, FunctionEntry, LibraryEntry, closed
 from coexec.follow.liveness import referenced
 from coexec.follow.tape_entry import Constant, Entry, NamedEntry, record_on_tapes
 from tracer.graph import CONST, LIST, Step
@@ -40,7 +40,7 @@ class Tapes:
         self._direct: set[int] = set()  # tapes with records that were never entries
         self._finished: set[int] = set()
         self._watches: list[tuple[int, Any, int]] = []  # the tape, the tensor, after how many of its entries
-        self.steps: list[Step] | None = None  # recorded by the library call being observed
+        self.steps: list[Step | LibraryEntry] | None = None  # recorded by the library call being observed
         self.variables: list[Any] | None = None  # variables it has accessed under tapes
         self._told: dict[int, Any] = {}  # variables, by id, already reported to these tapes:
         self._told_by: tuple[int, ...] = ()
@@ -151,7 +151,7 @@ class Tapes:
         """Begins to observe a library call: its records are listed, and put on the tapes at once."""
         self.steps, self.variables, self.touched = [], [], False
 
-    def observed(self) -> tuple[list[Step], list[Any]]:
+    def observed(self) -> tuple[list[Step | LibraryEntry], list[Any]]:
         """Ends that; returns the steps that it recorded, and the variables that it accessed."""
         steps, variables = self.steps or [], self.variables or []
         self.steps = self.variables = None
@@ -189,6 +189,14 @@ class Tapes:
         if not self.waiting or tape_is_empty():
             self.bypassed()
             return False
+        held: list[Any] = []
+        known = closed(function, held) if all(part is None for part in forward) else None
+        if known is not None:
+            entry = LibraryEntry(original, op, outputs, inputs, function, forward, self.active, known, held)
+            if self.steps is not None:
+                self.steps.append(entry)
+            self.record_alone(entry)
+            return True
         self.record_alone(FunctionEntry(original, op, outputs, inputs, Backward(function), forward, self.active))
         self.touched = self.functions = True  # a library call being observed cannot be memoized with that
         return True

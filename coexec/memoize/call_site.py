@@ -100,6 +100,8 @@ class CallSites:
         tapes = run.tapes
         if run.recorder is not None or tapes.foreign:
             return call(function, args, kwargs)
+        if function in run.cursor.step.joins:
+            run.flush()
         pattern: ArgumentGuard[Region] | None = run.cursor.step.pattern
         if pattern is not None and pattern.function is function:
             with run.lock:
@@ -132,6 +134,10 @@ class CallSites:
             start.regions = {}
         region = start.regions.get(key)
         if region is None:
+            if run.cursor.is_branch() and self._known.is_at_join(start, key):
+                start.joins = (*start.joins, function)
+                run.flush()
+                return self._call(function, args, kwargs)
             if not admit(start.regions, function):
                 self._tell(function, "what it is given keeps changing")
                 return self._run_plainly(function, args, kwargs)

@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from coexec.base.tuning import tuning
+from coexec.follow.backward import Closed, FunctionRecord
 from coexec.guards.call_key import CannotMemoize, is_by_identity, marks_of
 from coexec.guards.library_reads import LibraryReads
 from coexec.guards.watched_state import Effect
@@ -65,7 +66,7 @@ class Region(Watcher):
         self.build: Any = None  # a function that builds it from tensors, if simple
         self.made: list[tuple[int, Output]] = []  # those tensors, except arguments
         self.gives_nothing = False  # returns None, like an assertion
-        self.recorded: list[Step] = []  # steps recorded by tapes
+        self.recorded: list[Step | FunctionRecord] = []  # what tapes record
         self.accessed: list[weakref.ref[Any]] = []  # trainable variables reported to tapes and watchers
         self.gradients: weakref.WeakSet[Region] = weakref.WeakSet()  # gradients whose keys include this region
         self.interior: list[int] = []  # tensors held by tapes only
@@ -154,6 +155,8 @@ def _same(one: Any, other: Any) -> bool:
         return True
     if type(one) is not type(other):
         return False
+    if isinstance(one, Closed):
+        return bool(one == other)
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(_same, one, other))
     if isinstance(one, dict):

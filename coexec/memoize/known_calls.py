@@ -10,6 +10,8 @@ from coexec.base.tuning import tuning
 from coexec.memoize.entry import Region
 from coexec.memoize.shape_variants import ShapeVariants
 from coexec.memoize.watch_budget import WatchBudget
+from tracer.cursor import MAX_WAYS
+from tracer.graph import Step
 
 
 class Refusals:
@@ -41,6 +43,7 @@ class KnownCalls:
         self.variants = ShapeVariants()
         self._seen: dict[Any, weakref.ref[Region]] = {}  # by objects and specs: regions whose runs were seen in full
         self._refused: dict[Any, Refusals] = {}  # by call and place
+        self._ways: dict[Any, int] = {}  # how often a call was new at a known place, by that and its key
         self.calls = 0  # followed calls of the function
         self.reported: dict[tuple[Any, str], Tally] = {}  # by code and reason: finding the place takes time
         self.reasons: dict[Any, Tally] = {}  # by code: the last one reported, charged with its Python's time
@@ -55,6 +58,14 @@ class KnownCalls:
         """Returns a region whose run was seen in full, and which runs the code of calls with this key."""
         found = self._seen.get(key)
         return None if found is None else found()
+
+    def is_at_join(self, start: Step, key: Any) -> bool:
+        """Counts a call that is new behind `start`; returns whether it keeps coming there by ever other ways."""
+        if len(self._ways) >= tuning.max_twin_places:
+            self._ways.clear()
+        known = self._ways.get((start.node, key), 0)
+        self._ways[start.node, key] = known + 1
+        return known >= MAX_WAYS
 
     def admits(self, place: Any) -> bool:
         """Returns whether to observe a call for the first time, as far as others at this place were refused."""
@@ -77,4 +88,4 @@ class KnownCalls:
 
     def clear(self) -> None:
         """Clears the calls; what was reported is not reported again."""
-        self.variants, self._seen, self._refused = ShapeVariants(), {}, {}
+        self.variants, self._seen, self._refused, self._ways = ShapeVariants(), {}, {}, {}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from coexec.base.tuning import tuning
+from coexec.follow.backward import FunctionRecord, LibraryEntry
 from coexec.follow.follower import Follower
 from coexec.follow.unwatched import Unwatched
 from coexec.guards.call_key import CallArguments, CannotMemoize, CannotMemoizeForLong, SpecArguments
@@ -64,7 +65,7 @@ class Observation:
         self._gradient = region.function is gradient
         self._tape = run.tapes.number(args[0]._tape._tape) if self._gradient else -1
         self._entries = run.tapes.entries_of(self._tape)
-        self._recorded: list[Step] = []  # what tapes have recorded
+        self._recorded: list[Step | LibraryEntry] = []  # what tapes have recorded
         self._accessed: list[Any] = []  # the variables reported to them
         self._made: list[int] = []  # the numbers of the result's tensors
         self._place_of_call = place
@@ -333,7 +334,7 @@ class Observation:
             notes={step: run.notes[step] for step in steps if step in run.notes},
             effects=effects,
             result=form,
-            recorded=self._recorded,
+            recorded=[self._noted(each) if isinstance(each, LibraryEntry) else each for each in self._recorded],
             accessed=list(map(weakref.ref, self._accessed)),
             seeds=used_seeds,
         )
@@ -354,7 +355,10 @@ class Observation:
         Tapes know tensors by their objects, so these must be those of the records before. Raises `CannotMemoize`.
         """
         run, start, early = self._run, self._region.start, {}
-        for slot in sorted({slot for step in self._recorded for slot in slots_of(step)}):
+        steps = [step for step in self._recorded if not isinstance(step, LibraryEntry)]
+        if len(steps) < len(self._recorded):
+            raise CannotMemoize("a tape records the gradient, and a backward function's operation in it")
+        for slot in sorted({slot for step in steps for slot in slots_of(step)}):
             if slot >= start.end:
                 continue
             tensor = run.values[slot] if slot >= 0 else run.cursor.externals[-1 - slot]
@@ -364,6 +368,23 @@ class Observation:
             elif slot >= 0:
                 raise CannotMemoize("a tape records the gradient, which takes a tensor from elsewhere")
         return early
+
+    def _noted(self, entry: LibraryEntry) -> FunctionRecord:
+        """Returns what to record of an operation with a library's backward function. Raises `CannotMemoize`."""
+        cursor, start = self._run.cursor, self._region.start
+
+        def slot(tensor: Any) -> Any:
+            if type(tensor) is LazyTensor and tensor._out.const is not None:
+                return tensor._out.spec, tensor._out.const
+            if type(tensor) is LazyTensor and tensor._value is None:
+                number = tensor._key - cursor.base
+                if number >= start.end or any(tensor is v for v in self._arguments.tensors):
+                    return number
+            elif (place := cursor.place(tensor)) is not None:
+                return -1 - place
+            raise CannotMemoize("a backward function in it holds a tensor from elsewhere")
+
+        return entry.noted(slot)
 
     def _compare(self, before: int, agreed: bool) -> None:
         """Reports a run that disagreed with the `before` earlier ones; raises `CannotMemoize` if that recurs."""

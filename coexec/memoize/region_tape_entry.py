@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from coexec.follow.backward import FunctionRecord
 from coexec.follow.follower import Follower
 from coexec.follow.tape_entry import identities, record_on_tapes
 from coexec.memoize.entry import Region
 from tracer.graph import CONST, LIST
-from tracer.lazy import LazyTensor, new_lazy
+from tracer.lazy import LazyTensor, Output, new_lazy
 
 
 class RegionEntry:
@@ -115,6 +116,9 @@ class RegionEntry:
         """Puts the region's operations on the active tapes."""
         self.keep()
         for step in self._recorded:
+            if isinstance(step, FunctionRecord):
+                step.record(self._tensor)
+                continue
             args: list[Any] = []
             for i, slot in enumerate(step.slots):
                 if slot == LIST:
@@ -125,7 +129,10 @@ class RegionEntry:
             result = [self._tensor(step.first + n) for n in range(len(step.outputs))]
             self._constants += record_on_tapes(step, step.op or "", tuple(args), result, constant)
 
-    def _tensor(self, slot: int) -> Any:
+    def _tensor(self, slot: Any) -> Any:
+        if isinstance(slot, tuple):
+            spec, const = slot
+            return new_lazy(Output(spec, const, None), -1, self._run)
         if slot in self._early:
             kind, place = self._early[slot]
             return self.arguments[place] if kind == "argument" else self._earlier[place[0]].get(place[1])

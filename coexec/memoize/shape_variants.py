@@ -12,6 +12,7 @@ from collections import deque
 from typing import Any
 
 from coexec.base.tuning import tuning
+from coexec.follow.backward import FunctionRecord
 from coexec.memoize.entry import Region
 from coexec.memoize.step_range import steps_between
 from tracer.graph import CONST, LIST, Step
@@ -92,11 +93,10 @@ def _agree(one: Region, other: Region) -> bool:
     wiring, other_wiring = _Wiring(one), _Wiring(other)
     if not all(_alike(a, wiring, b, other_wiring) for a, b in zip(mine, its, strict=True)):
         return False
-    depth, other_depth = one.start.depth, other.start.depth
     return (
         one.seeds == other.seeds
         and one.context == other.context
-        and [s.depth - depth for s in one.recorded] == [s.depth - other_depth for s in other.recorded]
+        and _recorded(one, wiring) == _recorded(other, other_wiring)
         and list(map(id, one.accessed)) == list(map(id, other.accessed))
         and list(map(_source, one.feeds)) == list(map(_source, other.feeds))
         and [id(value) for _, value in one.pins] == [id(value) for _, value in other.pins]
@@ -123,6 +123,16 @@ class _Wiring:
         if slot in self._places:
             return "argument", self._places.index(slot)
         return "earlier", slot if self._absolute else None  # pins are compared themselves
+
+
+def _recorded(region: Region, wiring: _Wiring) -> list[Any]:
+    """Returns what tapes record of a region, independent of where it begins."""
+    return [
+        (each.op, each.closed, [wiring.name(slot) if isinstance(slot, int) else None for slot in each.slots()])
+        if isinstance(each, FunctionRecord)
+        else each.depth - region.start.depth
+        for each in region.recorded
+    ]
 
 
 def _alike(one: Step, wiring: _Wiring, other: Step, other_wiring: _Wiring) -> bool:
