@@ -114,7 +114,8 @@ class Carried:
         self.executables: Any = None  # the executables of the segment that ends here
         self.pause = False  # whether there is a host gap after this step
         self.reading: Any = None  # the tally of reads that cut here
-        self.joins: Any = ()  # functions before whose calls to cut here, as calls reach these by ever other ways
+        # Library calls before which to cut here, as calls reach them by ever other ways: functions, and their tallies.
+        self.joins: Any = ()
         self.regions: Any = None  # memoized library calls that start after this step, by key
         self.pattern: Any = None  # the argument guard of the most recent of them
         self.spelled: dict[int, tuple[Any, Any]] | None = None  # by input: a list's frozen value, its constant

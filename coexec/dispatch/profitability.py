@@ -139,11 +139,12 @@ class Profitability:
             if not 0.0 < seconds - plain <= tuning.following_progress * (last - plain):
                 self._balance = min(self._balance + saved, tuning.following_allowance * largest)
             self._since += 1
-            # Where following is clearly faster, imperative calls are a waste: time them more rarely.
-            apart = self._again if 2 * seconds > plain else tuning.plain_calls_apart_fast * self._again
-            if self._since >= apart and len(self._plain) < tuning.plain_calls_kept:
-                self._again *= 2
-                self.paused = 1
+            if self._since >= self._again and len(self._plain) < tuning.plain_calls_kept:
+                # Where following is clearly faster, imperative calls are a waste: time them more rarely.
+                fast = tuning.plain_calls_apart_fast if self._is_fast(seconds, plain) else 1
+                if self._since >= fast * self._again:
+                    self._again *= 2
+                    self.paused = 1
             if seconds < plain:
                 self.pause //= 2
             patience = (tuning.promising_patience if self._promises() else tuning.following_patience) / (
@@ -159,6 +160,12 @@ class Profitability:
             longer = max(2 * self.pause, share) if self.pause else 0
             self.pause = self.paused = min(max(tuning.min_backoff, longer), tuning.max_backoff)
             return True
+
+    def _is_fast(self, seconds: float, plain: float) -> bool:
+        """Returns whether a followed call, or those that meet nothing new, take less than half of an imperative one."""
+        if 2 * seconds <= plain:
+            return True
+        return bool(self._steady) and 2 * self.steps * statistics.median(self._steady) <= self._per_call
 
     def _promises(self) -> bool:
         """Returns whether calls that meet nothing new take clearly less time than imperative ones, or may do so soon.

@@ -100,8 +100,10 @@ class CallSites:
         tapes = run.tapes
         if run.recorder is not None or tapes.foreign:
             return call(function, args, kwargs)
-        if function in run.cursor.step.joins:
-            run.flush()
+        for known, tally in run.cursor.step.joins:
+            if known is function:
+                tally.count += 1
+                run.flush()
         pattern: ArgumentGuard[Region] | None = run.cursor.step.pattern
         if pattern is not None and pattern.function is function:
             with run.lock:
@@ -135,7 +137,9 @@ class CallSites:
         region = start.regions.get(key)
         if region is None:
             if run.cursor.is_branch() and self._known.is_at_join(start, key):
-                start.joins = (*start.joins, function)
+                text = f"calls reach {function.__qualname__} by ever other ways: what comes before it"
+                tally = run.ledger.cause(Kind.CUT, f"{text} is launched on its own", place_of())
+                start.joins = (*start.joins, (function, tally))
                 run.flush()
                 return self._call(function, args, kwargs)
             if not admit(start.regions, function):

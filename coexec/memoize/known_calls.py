@@ -43,7 +43,7 @@ class KnownCalls:
         self.variants = ShapeVariants()
         self._seen: dict[Any, weakref.ref[Region]] = {}  # by objects and specs: regions whose runs were seen in full
         self._refused: dict[Any, Refusals] = {}  # by call and place
-        self._ways: dict[Any, int] = {}  # how often a call was new at a known place, by that and its key
+        self._ways: dict[Any, int] = {}  # how often a call was new at a known place, by that and its key's hash
         self.calls = 0  # followed calls of the function
         self.reported: dict[tuple[Any, str], Tally] = {}  # by code and reason: finding the place takes time
         self.reasons: dict[Any, Tally] = {}  # by code: the last one reported, charged with its Python's time
@@ -63,8 +63,9 @@ class KnownCalls:
         """Counts a call that is new behind `start`; returns whether it keeps coming there by ever other ways."""
         if len(self._ways) >= tuning.max_twin_places:
             self._ways.clear()
-        known = self._ways.get((start.node, key), 0)
-        self._ways[start.node, key] = known + 1
+        place = start.node, hash(key)  # not the key itself, which would keep its objects alive
+        known = self._ways.get(place, 0)
+        self._ways[place] = known + 1
         return known >= MAX_WAYS
 
     def admits(self, place: Any) -> bool:
