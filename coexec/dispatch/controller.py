@@ -190,7 +190,7 @@ class Controller:
                 text = "its arguments come in ever other sizes: calls run plainly until one has come often"
                 hint = "coexec.dynamic pads arguments to few sizes"
                 tally = self.ledger.cause(Kind.SIZES, text, self.name, hint)
-                return self._run_plainly(attempt, args, kwargs, tally)
+                return self._run_unfollowed(attempt, args, kwargs, tally)
             invests = verdict is Verdict.INVEST
         intercept.hold()
         attempt.holds = True
@@ -238,18 +238,23 @@ class Controller:
         finally:
             self.account.ran_as_asked(time.perf_counter() - began)
 
-    def _run_unfollowed(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs a call that is not followed, as that does not pay: batched if asked for and this pays, else plainly."""
+    def _run_unfollowed(
+        self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any], tally: Tally | None = None
+    ) -> Any:
+        """Runs a call that is not followed: batched if asked for and this pays, else plainly.
+
+        `tally`: given if the reason is its sizes, as those of trees in lists are; else it is that following does not pay.
+        """
         if not (self.options.batching or tuning.batches_all):
-            return self._run_plainly(attempt, args, kwargs)
+            return self._run_plainly(attempt, args, kwargs, tally)
         if self.batching is None:
             from coexec.batching import BatchedCalls  # imported only where calls are not followed
 
             self.batching = BatchedCalls(self.ledger)
-        if not self.batching.admit(self.account.backs_off):
+        if not self.batching.admit(self.account.backs_off or tally is not None):
             began = time.perf_counter()
             try:
-                return self._run_plainly(attempt, args, kwargs)
+                return self._run_plainly(attempt, args, kwargs, tally)
             finally:
                 self.batching.ran_plainly(time.perf_counter() - began)
         self.land()
