@@ -88,6 +88,8 @@ class Tuning:
     batching_items: int = 4
     # Elements beyond which a tensor from outside is shared by the instances that take it, and not copied for each.
     batching_row: int = 4096
+    # Positions at which one slice of the program has taken rows, from which on positions are data, and no new kinds.
+    batching_positions: int = 3
     # Kinds of operations, and programs, beyond which all that batching has learnt of a function is forgotten.
     batching_kinds: int = 4096
     batching_programs: int = 512

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from coexec.base.causes import Kind as Cause
@@ -231,17 +232,29 @@ class Batch:
             return None
         if self.resting and not has_pending(args):
             return None
+        frame = sys._getframe(2)  # of the program: where it issues the operation
+        while (inside := _CODES.get(id(frame.f_code), _CODES)) is None or (inside is _CODES and _is_library(frame)):
+            frame = frame.f_back  # type: ignore[assignment]
+        place = id(frame.f_code), frame.f_lasti
+        if op == "StridedSlice":
+            rows = self._knowledge.positions.rows(place, args)
+            if rows is not None:
+                given = args[0], self.constant(rows, tf.int32), 0, "batch_dims", 0
+                return self._wait("GatherV2", given, signature_of("GatherV2"), place, (op, args))
+        return self._wait(op, args, signature, place, (op, args))
+
+    def _wait(
+        self, op: str, args: tuple[Any, ...], signature: Signature | None, place: tuple[Any, ...], issued: Any
+    ) -> Any:
+        """Does the same for an operation issued at a place; `issued`: what tapes record, the operation or another."""
         known = signature_of(op)
         assert known is not None
         count, lists = len(known.inputs), known.lists
         indexed = INDEXED.get(op)
         structural = RULES[op][1] if op in RULES else ()
-        frame = sys._getframe(2)  # of the program: where it issues the operation
-        while (inside := _CODES.get(id(frame.f_code), _CODES)) is None or (inside is _CODES and _is_library(frame)):
-            frame = frame.f_back  # type: ignore[assignment]
-        key: list[Any] = [op, self.tapes.active, id(frame.f_code), frame.f_lasti]
+        key: list[Any] = [op, self.tapes.active, *place]
         rows: list[Any] = []
-        pending = 0
+        pending = floating = 0  # inputs of this call or from outside, and those of them that may be part of a gradient
         at = -1
         for value in args:
             at += 1
@@ -260,6 +273,7 @@ class Batch:
                         else:
                             key.append(number)
                         pending += 1
+                        floating += 1
                         continue
                     value = value.resolve()
                 elif at in structural or (not out.spec.shape and indexed is None):
@@ -273,6 +287,7 @@ class Batch:
                 if lists[at]:
                     if not self._listed(value, key, rows):
                         return None
+                    floating += 1
                     continue
                 if kind is float or kind is int or kind is bool:
                     key.append((kind, value if value else repr(value)))
@@ -301,11 +316,14 @@ class Batch:
                     return None
                 key.append(number)
                 pending += 1
+                floating += 1
                 continue
             pending += 1
+            floating += not (value.dtype.is_integer or value.dtype.is_bool)
             self._outside(op, at, value, key, rows)
-        if not pending and rows and all(type(row) is Output for row in rows):
-            return None  # on constants alone it runs at once: its result may be an index
+        # On constants, or on whole numbers from outside, it runs at once: its result may be an index.
+        if (not pending and rows and all(type(row) is Output for row in rows)) or (pending and not floating):
+            return None
         if indexed is not None and not in_range(indexed, args):
             return None
         try:
@@ -321,7 +339,7 @@ class Batch:
                 del self._sites[tuple(key)]
         if site is None:
             return None
-        return self._append(site, op, args, rows)
+        return self._append(site, issued, rows)
 
     def _listed(self, values: Any, key: list[Any], rows: list[Any]) -> bool:
         """Adds a list input to a key and to the rows; returns False if it is not one of tensors."""
@@ -341,6 +359,10 @@ class Batch:
                 keys.append(value._out)
             elif kind is LazyTensor or kind is EagerTensor:
                 value = value.resolve() if kind is LazyTensor else value
+                specs.append(spec_of(value))
+                keys.append(value)
+            elif kind is np.ndarray and any(isinstance(v, tf.Tensor) and v.dtype == value.dtype for v in values):
+                value = intercept.make_constant(value.copy(), None)  # the program may change it
                 specs.append(spec_of(value))
                 keys.append(value)
             else:
@@ -380,8 +402,8 @@ class Batch:
             key = self.buffers.feed(value, spec)
         return key
 
-    def _append(self, site: BatchSite, op: str, args: tuple[Any, ...], rows: list[Any]) -> Any:
-        """Adds an instance to the group of its depth; returns its lazy tensors."""
+    def _append(self, site: BatchSite, issued: tuple[str, tuple[Any, ...]], rows: list[Any]) -> Any:
+        """Adds an instance to the group of its depth; returns its lazy tensors. `issued`: the operation for tapes."""
         kind = site.kind
         if isinstance(kind, Folded):
             lazies = [new_lazy(out, CONST_KEY, self) for out in kind.outputs]
@@ -425,13 +447,13 @@ class Batch:
                 lazy._value = None
                 values.append(lazy)
                 if site.tapes:
-                    self.tapes.entries.append(BatchedEntry(op, args, lazy, site.tapes))
+                    self.tapes.entries.append(BatchedEntry(*issued, lazy, site.tapes))
                 return lazy
             keys = [(group.first + n) << SHIFT | row for n in range(len(kind.outputs))]
         lazies = [new_lazy(out, k, self) for out, k in zip(kind.outputs, keys, strict=True)]
         values += lazies
         if site.tapes:
-            self.tapes.entries.append(BatchedEntry(op, args, list(lazies), site.tapes))
+            self.tapes.entries.append(BatchedEntry(*issued, list(lazies), site.tapes))
         return lazies[0] if kind.single else lazies
 
     def _group(self, site: BatchSite, depth: int, inputs: int) -> Group:

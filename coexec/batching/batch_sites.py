@@ -10,6 +10,7 @@ import tensorflow as tf
 from coexec.base.tuning import tuning
 from coexec.batching.buffers import Buffers, shared_key
 from coexec.batching.kinds import Folded, OpKind, kind_of
+from coexec.batching.positions import Positions
 from coexec.batching.programs import Program
 from coexec.batching.rules import CONSTANT, MANY, ROW, SHARED, Operand
 from coexec.batching.schedule import Group
@@ -26,6 +27,7 @@ class Knowledge:
     def __init__(self) -> None:
         self.kinds: dict[Any, OpKind | Folded | None] = {}
         self.programs: dict[Any, Program] = {}
+        self.positions = Positions()
 
     def refuse(self, kind: OpKind) -> None:
         """Never batches a kind again."""
@@ -37,7 +39,7 @@ class Knowledge:
     def tidy_up(self) -> None:
         """Forgets everything if it has become too much."""
         if len(self.kinds) > tuning.batching_kinds or len(self.programs) > tuning.batching_programs:
-            self.kinds, self.programs = {}, {}
+            self.kinds, self.programs, self.positions = {}, {}, Positions()
 
 
 class BatchSite:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from coexec.batching.buffers import SHIFT
 from coexec.batching.launches import Gradients, propagate, seed, tracked
-from coexec.follow.tape_entry import Constant
+from coexec.follow.tape_entry import Constant, FastEntry
 from coexec.follow.tapes import Tapes
 from tracer.intercept import flat_outputs, handling, record_fast
 from tracer.lazy import LazyTensor
@@ -119,7 +119,16 @@ def _sum(parts: list[Any]) -> Any:
 
 def _is_differentiable(entry: Any) -> bool:
     """Whether a gradient may pass through an operation that ran on its own."""
-    return any(
-        not v.dtype.is_integer and not v.dtype.is_bool and not (type(v) is LazyTensor and v._out.const is not None)
+    if not isinstance(entry, FastEntry):
+        return any(not v.dtype.is_integer and not v.dtype.is_bool and not _is_constant(v) for v in entry._inputs)
+    # Only what variables go into: a tensor from outside is watched by nobody, and what other such operations have made
+    # does not matter, as these are asked first.
+    return any(v.dtype.is_floating or v.dtype.is_complex for v in entry.outputs) and any(
+        type(v) is LazyTensor and (v.dtype.is_floating or v.dtype.is_complex) and not _is_constant(v)
+        or v.dtype == tf.resource
         for v in entry._inputs
-    )
+    )  # fmt: skip
+
+
+def _is_constant(value: Any) -> bool:
+    return type(value) is LazyTensor and value._out.const is not None
