@@ -35,7 +35,7 @@ def always_follow(paused: bool = False) -> AbstractContextManager[None]:
 
 def always_batch() -> AbstractContextManager[None]:
     """Batches all calls; programs of groups are traced at their second use."""
-    return tuned(batches_all=True, batching_uses=2)
+    return tuned(batches_all=True, batching_worth=0.0)
 
 
 def count_events(function: Any) -> int:

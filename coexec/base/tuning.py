@@ -70,8 +70,8 @@ class Tuning:
 
     # Whether all calls are batched, for tests.
     batches_all: bool = False
-    # Calls of a trial, and the share of an imperative call's time that their median must stay below. (The first three
-    # run operation by operation, and the next trace.)
+    # Calls of a trial, and the share of an imperative call's time that their median must stay below. (The first
+    # ones run operation by operation, and trace.)
     batching_trial: int = 8
     batching_share: float = 0.85
     # Imperative calls' times that a trial may cost before it ends.
@@ -82,8 +82,9 @@ class Tuning:
     batching_longest_rest: int = 16384
     # Batched calls after which an imperative one is timed again, doubling.
     batching_apart: int = 16
-    # Uses after which a program of groups is traced, forwards and backwards; before, it runs operation by operation.
-    batching_uses: int = 3
+    # Seconds that a program of groups takes operation by operation before it is traced, forwards and backwards apart.
+    # (A trace takes 20 to 50 ms: what comes rarely is not traced, and what comes often costs about twice its trace.)
+    batching_worth: float = 0.015
     # Tensors in a list from which on they are one input, gathered at once, and not an input each.
     batching_items: int = 4
     # Elements beyond which a tensor from outside is shared by the instances that take it, and not copied for each.

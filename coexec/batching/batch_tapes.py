@@ -124,10 +124,10 @@ def _is_differentiable(entry: Any) -> bool:
     # Only what variables go into: a tensor from outside is watched by nobody, and what other such operations have made
     # does not matter, as these are asked first.
     return any(v.dtype.is_floating or v.dtype.is_complex for v in entry.outputs) and any(
-        type(v) is LazyTensor and (v.dtype.is_floating or v.dtype.is_complex) and not _is_constant(v)
-        or v.dtype == tf.resource
+        v.dtype == tf.resource
+        or (type(v) is LazyTensor and (v.dtype.is_floating or v.dtype.is_complex) and not _is_constant(v))
         for v in entry._inputs
-    )  # fmt: skip
+    )
 
 
 def _is_constant(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Positions: slices whose positions keep changing, as `nodes[best]`, which become rows gathered at positions that are data.
+"""Positions: slices whose positions keep changing, as `nodes[best]`, become gathers of rows at positions that are data.
 
 A kind of operation has its constants in it. Where they are positions that Python works out, there would be as many
 kinds as positions, and a program of groups for each: nothing would ever come again.
@@ -31,9 +31,10 @@ class Positions:
             return None
         shape = value._out.spec.shape
         given = [bound._out.const if type(bound) is LazyTensor else None for bound in (begin, end, strides)]
-        if not shape or None in given:
+        known = [[int(n) for n in const.value] for const in given if const is not None]
+        if not shape or len(known) != 3:
             return None
-        first, last, step = ([int(n) for n in const.value] for const in given)
+        first, last, step = known
         masks = dict(zip(attrs[::2], attrs[1::2], strict=True))
         if len(first) != 1 or step != [1] or any(masks.get(name) for name in _PLAIN):
             return None

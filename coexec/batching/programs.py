@@ -1,13 +1,15 @@
 """Programs: groups of operations whose instances correspond one to one, carried out as one function of stacked tensors.
 
-A program runs operation by operation until it has come a few times; then it is traced once for any number of instances,
-forwards and backwards, and launched inline: two arrays concatenated take 10 us so, and 45 by the function's name.
+A program runs operation by operation until that has taken as long as a trace would; then it is traced once for any
+number of instances, forwards and backwards, and launched inline: a concatenation takes 10 us so, and 45 by the
+function's name.
 
 Relies on `ConcreteFunction.name`, by which TensorFlow's runtime launches it in a tenth of its own call's time.
 """
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -52,7 +54,7 @@ class Program:
         self.parts = list(parts)
         self.arguments = list(arguments)
         self.outputs = [(g, n) for g, part in enumerate(parts) for n in range(len(part.kind.outputs))]
-        self.uses = 0
+        self._plainly = 0.0  # seconds that it has taken operation by operation
         self._forward: _Traced | None = None
         self._backward: dict[tuple[Any, Any], _Backward] = {}
 
@@ -79,9 +81,11 @@ class Program:
 
     def forward(self, given: Sequence[Any]) -> list[Any]:
         """Returns the outputs of all groups, stacked."""
-        self.uses += 1
-        if self.uses < tuning.batching_uses:
-            return self.compute(given)
+        if self._forward is None and self._plainly <= tuning.batching_worth:
+            began = time.perf_counter()
+            made = self.compute(given)
+            self._plainly += time.perf_counter() - began
+            return made
         if self._forward is None:
             self._forward = _Traced(self.compute, [self._spec(argument) for argument in self.arguments])
         return self._forward(given)
@@ -119,18 +123,20 @@ class _Backward:
 
     def __init__(self, program: Program, wanted: tuple[int, ...], seeded: tuple[int, ...]) -> None:
         self._program, self._wanted, self._seeded = program, wanted, seeded
-        self._uses = 0
+        self._plainly = 0.0  # as in the program
         self._traced: _Traced | None = None
         self._forms: list[int] = []  # of each gradient: 0 none, 1 a tensor, 2 rows and their indices
 
     def __call__(self, given: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-        self._uses += 1
-        if self._uses < tuning.batching_uses:
-            return self._eagerly(given, cotangents)
+        if self._traced is None and self._plainly <= tuning.batching_worth:
+            began = time.perf_counter()
+            found = self._eagerly(given, cotangents)
+            self._plainly += time.perf_counter() - began
+            return found
         if self._traced is None:
             self._traced = _Traced(self._graph, self._program.specs(self._seeded))
         flat = iter(self._traced([*given, *cotangents]))
-        found: list[Any] = []
+        found = []
         for number, form in zip(self._wanted, self._forms, strict=True):
             if form == 2:
                 shape = tf.constant(self._program.arguments[number].spec.shape)

@@ -243,7 +243,7 @@ class Controller:
     ) -> Any:
         """Runs a call that is not followed: batched if asked for and this pays, else plainly.
 
-        `tally`: given if the reason is its sizes, as those of trees in lists are; else it is that following does not pay.
+        `tally`: given if the reason is its sizes, as of trees in lists; else it is that following does not pay.
         """
         if not (self.options.batching or tuning.batches_all):
             return self._run_plainly(attempt, args, kwargs, tally)

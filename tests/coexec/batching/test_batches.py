@@ -11,6 +11,7 @@ import coexec
 from coexec import testing
 from coexec.base.tuning import tuned
 from coexec.batching import rules
+from coexec.dispatch.shape_policy import Verdict
 
 WIDTH = 5
 
@@ -402,6 +403,131 @@ def test_structures_that_depend_on_values():
     both(make, (tf.constant([1.0, 0.2, 3.0]),), (tf.constant([0.1, 0.2, 3.0]),), (tf.constant([0.1, 0.2]),))
 
 
+def test_positions_that_keep_changing_are_data():
+    """Of rows, of single items, from the end, beyond it: no new kind of operation for each."""
+
+    def make(function):
+        scale = tf.constant([0.5])  # from outside, as a row: what is shared by all has no positions
+        w = tf.Variable(np.arange(8 * WIDTH, dtype=np.float32).reshape(8, WIDTH) / 20.0)
+
+        @function
+        def step(positions):
+            with tf.GradientTape() as tape:
+                nodes = tf.tanh(w * scale)
+                made = [nodes[i] for i in positions] + [nodes[i : i + 1][0] for i in positions if i >= 0]
+                loss = tf.add_n([tf.reduce_sum(v * v) for v in made])
+            return made, loss, tape.gradient(loss, w)
+
+        return step, lambda: [w]
+
+    found = both(make, ([0, 1, 2],), ([2, 2, 3],), ([3, 1, 0],), ([1, 2, 4],), ([0, 2, 3],))
+    knowledge = found._controller.batching.knowledge
+    kinds = len(knowledge.kinds)
+    found([5, 7, 6])
+    assert len(knowledge.kinds) == kinds
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        found([8])
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        found([-9])
+
+
+def test_positions_under_tapes_that_are_used_one_by_one():
+    def make(function):
+        scale = tf.constant([0.5])
+        w = tf.Variable(np.arange(8, dtype=np.float32).reshape(4, 2))
+
+        @function
+        def step(positions):
+            with tf.GradientTape() as outer:
+                with tf.GradientTape(persistent=True) as inner:
+                    nodes = tf.sin(w * scale)
+                    loss = tf.add_n([tf.reduce_sum(nodes[i] ** 3) for i in positions])
+                first = inner.gradient(loss, [w, nodes])
+                total = tf.reduce_sum(first[0] ** 2)
+            return first, outer.gradient(total, w)
+
+        return step, lambda: [w]
+
+    both(make, ([0, 1],), ([2, 3],), ([3, 0, 1],), ([1, 1],))
+
+
+def test_arrays_among_what_is_concatenated():
+    """They are taken as they are when the operation is issued, and need no tape of TensorFlow's."""
+
+    def make(function):
+        w = tf.Variable(np.full((2 * WIDTH, WIDTH), 0.1, np.float32))
+
+        @function
+        def step(lengths):
+            row = np.zeros((1, WIDTH), np.float32)
+            with tf.GradientTape() as tape:
+                last = []
+                for length in lengths:
+                    h = tf.zeros([1, WIDTH])
+                    for i in range(length):
+                        row[:] = i + length
+                        h = tf.tanh(tf.matmul(tf.concat([row, h], 1), w))
+                    last.append(tf.reduce_sum(h))
+                loss = tf.add_n(last)
+            return loss, tape.gradient(loss, w)
+
+        return step, lambda: [w]
+
+    found = both(make, ([3, 1, 4],), ([2, 5],), ([1],), ([4, 4, 2],))
+    assert found.stats().launches <= 60
+
+
+def test_an_array_of_another_dtype_is_converted_as_eagerly():
+    def make(function):
+        @function
+        def step(x):
+            return tf.concat([np.full((1, 2), 0.1), x * 2.0], 1)
+
+        return step, list
+
+    both(make, (tf.ones([1, 2]),), (tf.zeros([1, 2]),))
+
+
+def test_whole_numbers_worked_out_from_outside_are_indices():
+    def make(function):
+        table = tf.Variable(np.arange(12, dtype=np.float32).reshape(4, 3))
+
+        @function
+        def step(words):
+            with tf.GradientTape() as tape:
+                rows = []
+                for word in words:
+                    index = tf.constant([word])
+                    rows.append(tf.gather(table, tf.where(index < 0, index + 4, index)) * 2.0)
+                loss = tf.reduce_sum(tf.concat(rows, 0) ** 2)
+            return loss, tape.gradient(loss, table)
+
+        return step, lambda: [table]
+
+    found = both(make, ([0, -1, 2],), ([3, -4],), ([1],))
+    assert found.stats().launches <= 12
+
+
+def test_what_runs_alone_between_is_differentiated():
+    """An operation without a rule, on what a variable goes into: the gradient passes it."""
+
+    def make(function):
+        w = tf.Variable([[2.0, 1.0], [0.5, 3.0]])
+
+        @function
+        def step(n):
+            with tf.GradientTape() as tape:
+                noise = tf.random.stateless_uniform([2, 2], [n, 1])
+                inner = tf.linalg.inv(w * float(n) + tf.eye(2)) + noise
+                loss = tf.add_n([tf.reduce_sum(tf.tanh(inner * float(i))) for i in range(1, n + 1)])
+                loss += tf.reduce_sum(tf.concat([noise, tf.ones([2, 2])], 0)) * tf.reduce_sum(w)
+            return loss, tape.gradient(loss, w)
+
+        return step, lambda: [w]
+
+    both(make, (2,), (3,), (1,))
+
+
 @pytest.mark.distrusting
 def test_a_rule_that_is_wrong_is_found_and_not_used(monkeypatch):
     monkeypatch.setitem(rules.RULES, "Tanh", (lambda call, values: [values[0] * 2.0], ()))
@@ -464,3 +590,25 @@ def test_it_is_an_option():
             for number in range(12):
                 np.testing.assert_allclose(function(x, 20 + number), step(x, 20 + number), rtol=1e-5)
         assert (function.stats().batched > 0) == batching
+
+
+def test_calls_of_ever_other_sizes_are_batched(monkeypatch):
+    """Trees in lists are sizes to the shape policy, which runs such calls without following any."""
+    w = tf.Variable(tf.eye(WIDTH))
+
+    def encode(tree):
+        if isinstance(tree, int):
+            return tf.fill([1, WIDTH], float(tree))
+        return tf.tanh(tf.matmul(encode(tree[0]) + encode(tree[1]), w))
+
+    def step(trees):
+        return tf.add_n([tf.reduce_sum(encode(tree)) for tree in trees])
+
+    rng = np.random.default_rng(1)
+    calls = [[tree(rng, int(rng.integers(3, 9))) for _ in range(int(rng.integers(3, 9)))] for _ in range(8)]
+    function = coexec.function(step, batching=True)
+    monkeypatch.setattr(function._controller.sizes, "judge", lambda *_: Verdict.PLAIN)
+    with tuned(batches_all=False):
+        for trees in calls:
+            np.testing.assert_allclose(function(trees), step(trees), rtol=1e-5)
+    assert function.stats().batched > 0
