@@ -112,6 +112,7 @@ def _sum(parts: list[Any]) -> Any:
     if len(parts) == 1:
         return parts[0]
     if all(isinstance(part, tf.IndexedSlices) for part in parts):
+        parts = parts[::-1]  # as the program looked them up: that is eager's order, too, where it is told by the values
         values, indices = tf.concat([p.values for p in parts], 0), tf.concat([p.indices for p in parts], 0)
         return tf.IndexedSlices(values, indices, parts[0].dense_shape)
     return tf.add_n([tf.convert_to_tensor(part) for part in parts])
