@@ -592,8 +592,7 @@ def _is_library(frame: FrameType) -> bool:
     return inside
 
 
-# Operations whose results follow from shapes and constants.
-_FOLDING = frozenset({"Shape", "ShapeN", "Size", "Rank", "Range", "Fill", "BroadcastGradientArgs"})
+_FOLDING = frozenset({"Shape", "ShapeN", "Size", "Rank", "Range", "Fill", "BroadcastGradientArgs"})  # by shapes
 
 
 @functools.lru_cache(1024)
