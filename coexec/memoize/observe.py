@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from coexec.base.tuning import tuning
 from coexec.follow.backward import FunctionRecord, LibraryEntry
@@ -27,7 +27,7 @@ from coexec.memoize.step_range import Outputs, constants_of, is_fed_the_same, sl
 from tracer import intercept, seeds
 from tracer.effects import Effects, watch
 from tracer.errors import Refused
-from tracer.faults import call, is_fault
+from tracer.faults import call, is_fault, passes
 from tracer.graph import Step
 from tracer.inputs import small
 from tracer.intercept import handling, tape_is_empty
@@ -40,6 +40,9 @@ from tracer.spec import RESOURCE, spec_of
 
 _NONE: Any = object()  # no result yet
 _CUT = "its operations are not followed in one go"
+# CPython's words where a C function has set an exception, and calls Python before it returns, as `TFE_Py_TapeGradient`
+# does: the profile function is called meanwhile, and seems to fail. The exception is the error's cause.
+_MASKING = "returned a result with an exception set"
 
 
 def _holds_any(value: Any, contents: Any) -> bool:
@@ -49,6 +52,12 @@ def _holds_any(value: Any, contents: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return any(_holds_any(item, contents) for item in value)
     return isinstance(value, dict) and any(_holds_any(item, contents) for item in value.values())
+
+
+@passes
+def _raise_masked(cause: BaseException, error: SystemError) -> NoReturn:
+    """Raises the exception that a C function has set, where it would have come without the profile function."""
+    raise cause.with_traceback(error.__traceback__)
 
 
 class Observation:
@@ -123,6 +132,8 @@ class Observation:
                 result = call(region.function, args, kwargs)
         except BaseException as error:
             run.observed()
+            if isinstance(error, SystemError) and error.__cause__ is not None and str(error).endswith(_MASKING):
+                _raise_masked(error.__cause__, error)
             if not isinstance(error, Exception) or not is_fault(error):
                 raise
             self._give_way(error, effects)

@@ -642,3 +642,27 @@ def test_handlers_that_are_long():
         np.testing.assert_array_equal(expected, found)
         assert logs[0] == logs[1]
     assert fn.stats().followed > 0
+
+
+def test_an_error_that_c_code_sets_before_it_calls_python():
+    """`TFE_Py_TapeGradient` goes on with an exception set: CPython says that the profile function had failed."""
+
+    def make(decorate):
+        used, unused = (keras.layers.Dense(2, kernel_initializer="ones") for _ in range(2))
+        used.build([None, 3])
+        unused.build([None, 3])
+        weights = used.trainable_variables + unused.trainable_variables
+
+        @decorate
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(used(x[None]))
+            try:
+                return tape.gradient(loss, weights, unconnected_gradients="zero")
+            except AttributeError as error:
+                return str(error), traceback.extract_tb(error.__traceback__)[0].line, loss
+
+        return step
+
+    assert run_both(make, [(X,)] * 8).stats().followed == 7
+    assert sys.getprofile() is None
