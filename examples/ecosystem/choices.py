@@ -1,4 +1,4 @@
-"""Programs that choose: episodes of two actions, scheduled sampling, an agent that trains in one call of four."""
+"""Programs that choose: two actions, a true or a sampled word, an image of this call or of an earlier one, to train."""
 
 import random
 
@@ -67,6 +67,49 @@ def scheduled_sampling():
     rng = np.random.default_rng(3)
     arguments = [(tf.constant(rng.integers(0, 20, (8, 7)), tf.int32),) for _ in range(4)]
     return Example(step, lambda: (variables, optimizer.variables), arguments)
+
+
+@example()
+def critic_with_a_pool_of_images():
+    """A GAN whose critic sees each image of this call, or one of an earlier call that it takes the place of."""
+    layer = keras.layers.Dense
+    generator = keras.Sequential([layer(64, "relu"), layer(64, "silu"), layer(36)])
+    critic = keras.Sequential([layer(64, "silu"), layer(64), keras.layers.LeakyReLU(), layer(1)])
+    generator.build((None, 8))
+    critic.build((None, 36))
+    optimizers = keras.optimizers.Adam(1e-3), keras.optimizers.Adam(1e-3)
+    entropy = keras.losses.BinaryCrossentropy(from_logits=True)
+    pool, dice, losses = [], random.Random(5), []
+
+    def mixed(images):
+        for image in tf.unstack(images):
+            if len(pool) < 20:
+                pool.append(image)
+            elif dice.random() < 0.5:
+                place = dice.randrange(len(pool))
+                pool[place], image = image, pool[place]
+            yield image
+
+    def train(optimizer, tape, loss, variables):
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+
+    def step(real):
+        with tf.GradientTape() as tape:
+            fake = generator(tf.random.normal([8, 8]), training=True)
+            judged = critic(fake, training=True)
+            loss = entropy(tf.ones_like(judged), judged)
+        train(optimizers[0], tape, loss, generator.trainable_variables)
+        seen = tf.stack(list(mixed(fake)))
+        with tf.GradientTape() as tape:
+            true, false = critic(real, training=True), critic(seen, training=True)
+            doubt = entropy(tf.ones_like(true), true) + entropy(tf.zeros_like(false), false)
+        train(optimizers[1], tape, doubt, critic.trainable_variables)
+        losses.append((float(loss), float(doubt)))
+        return losses[-1]
+
+    rng = np.random.default_rng(4)
+    arguments = [(tf.constant(rng.normal(size=(8, 36)), tf.float32),) for _ in range(6)]
+    return Example(step, lambda: (generator.variables, critic.variables, losses), arguments)
 
 
 @example()
