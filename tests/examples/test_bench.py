@@ -372,6 +372,15 @@ def test_the_short_table():
     assert table.short_table([other]).count("\n") == 1  # no row
 
 
+@pytest.mark.slow
+def test_structures_that_are_new_on_every_call():
+    """All ways have the same losses, else the command fails; the times of one round say nothing."""
+    command = [sys.executable, "-m", "examples.bench.structures", "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert len([line for line in done.stdout.splitlines() if line.startswith("|")]) == 2 + 4
+
+
 @pytest.mark.parametrize("module", peers.LIBRARIES.values())
 def test_peers_have_all_cases(module):
     """Each library builds the cases that are asked of it; the libraries themselves need not be there."""
