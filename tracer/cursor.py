@@ -13,6 +13,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
+
 from tracer import seeds
 from tracer.derive import derive, feed_changed, folded
 from tracer.graph import CONST, DECIDES, LIST, Node, Step, TraceGraph, Variant
@@ -255,7 +257,7 @@ class Cursor:
         base = self.base
         for i, (slots, consts) in step.lists.items():
             values = inputs[i]
-            if len(values) != len(slots):
+            if isinstance(values, tf.Tensor) or len(values) != len(slots):  # iterating over one issues operations
                 return False
             for want, value in zip(slots, values, strict=True):
                 if want >= 0:

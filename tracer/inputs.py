@@ -50,7 +50,8 @@ class Unsupported(Exception):
 def settle(signature: Signature, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Returns `args` with variables, and lists holding tensors where one tensor is expected, converted to tensors.
 
-    TensorFlow's C++ code would convert them with operations that no hook sees; here those go through the hooks.
+    A tensor where a list is expected becomes the list of its rows. TensorFlow's C++ code would convert them with
+    operations that no hook sees; here those go through the hooks.
     """
     settled: list[Any] | None = None
     for i, is_list in enumerate(signature.lists):
@@ -60,6 +61,8 @@ def settle(signature: Signature, args: tuple[Any, ...]) -> tuple[Any, ...]:
                 made = value if _is_settled(value) else _tensor(signature, i, tuple(settled or args), value)
             elif isinstance(value, (list, tuple)) and not all(_is_settled(v) for v in value):
                 made = _tensors(signature, i, args, value)
+            elif isinstance(value, tf.Tensor):
+                made = list(value)
             else:
                 continue
         except Unsupported:

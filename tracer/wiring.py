@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
 from tracer.block import STRUCTURES
 from tracer.graph import CONST, LIST, Node, Step
 from tracer.inputs import DATA_SHAPED, Unsupported, part_of, python_spec, small
 from tracer.intercept import as_constant, make_constant
 from tracer.lazy import LazyTensor
 from tracer.op import Const, Signature
-from tracer.private import EagerTensor
+from tracer.private import CompositeTensor, EagerTensor
 from tracer.spec import INTEGERS, RESOURCE, Spec, spec_of
 
 
@@ -47,6 +49,8 @@ class Wiring:
             parts.append(part)
         for i, value in enumerate(inputs):
             if self._is_list(i):
+                if isinstance(value, (tf.Tensor, CompositeTensor)):  # iterating over one issues operations
+                    raise Unsupported(f"a {type(value).__name__} in place of a list")
                 items = [self._input((i, j), v, (i, j) in self.node.fed) for j, v in enumerate(value)]
                 consts = {j: const for j, (_, _, const) in enumerate(items) if const is not None}
                 self.lists[i] = (tuple(slot for slot, _, _ in items), consts)

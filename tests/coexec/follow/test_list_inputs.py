@@ -1,5 +1,7 @@
 """Lists given where an operation takes one tensor: of the dtype that TensorFlow's C++ side makes of them."""
 
+import inspect
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -77,3 +79,26 @@ def test_a_list_before_an_operation_that_is_a_tensor_elsewhere():
     with testing.compile_everything():
         step = run_both(make, calls, jit_compile=False)
     assert step.stats().followed >= 6
+
+
+@pytest.mark.parametrize("operation", [tf.shape_n, tf.raw_ops.AddN, tf.raw_ops.ConcatV2], ids=lambda o: o.__name__)
+def test_a_tensor_in_place_of_a_list(operation):
+    """It is the list of its rows, which are operations before this one, also where ways come together."""
+    extra = {"axis": 0} if operation is tf.raw_ops.ConcatV2 else {}
+    (name,) = {"input", "inputs", "values"} & set(inspect.signature(operation).parameters)
+
+    def make(decorate):
+        @decorate
+        def step(rows):
+            if rows.dtype == tf.int32:
+                rows = tf.cast(rows, tf.float32) * 2.0
+            return operation(**{name: rows}, **extra), operation(**{name: rows + 1.0}, **extra)
+
+        return step
+
+    given = T(np.arange(12, dtype=np.float32).reshape([3, 4])), T([[1, 2], [3, 4]])
+    with testing.compile_everything():
+        step = run_both(make, [(given[turn],) for turn in (0, 1, 0, 1, 0, 1, 1, 0)], jit_compile=False)
+    stats = step.stats()
+    assert stats.followed + stats.diverged >= 6
+    assert stats.launches > 0
