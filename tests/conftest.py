@@ -82,6 +82,14 @@ def tuning_of_before():
 
 
 @pytest.fixture
+def exact_sizes(monkeypatch):
+    """No path is followed at any size: each has steps of its own, as where that fails."""
+    from tracer import dynamic_paths
+
+    monkeypatch.setattr(dynamic_paths, "MIN_SIZES", 1 << 30)
+
+
+@pytest.fixture
 def tune():
     """Changes values of `coexec.base.tuning` until the test ends: `tune(max_executables=10)`."""
     from coexec.base.tuning import tuning

@@ -36,10 +36,10 @@ TRACER = [
     ["library"],
     ["nodedef"],
     ["graph", "rebuild"],
-    ["trace", "constants", "derive", "block"],
+    ["trace", "constants", "derive", "block", "sizes"],
     ["keras_variables", "merge", "recorder", "wiring", "syntax", "stage", "shape_sources"],
     ["cursor", "forms", "functions"],
-    ["show", "check"],
+    ["show", "check", "dynamic_paths"],
 ]
 
 # The same for the parts of coexec: a package here stands for its modules, which may import each other.

@@ -217,7 +217,9 @@ def _check_step(graph: TraceGraph, parent: Step, step: Step, tensors: list[Outpu
         return
     variant = step.variant
     assert variant is not None
-    _rule(node.variants.get(variant.key) is variant, step, "its variant is one of its node")
+    known = step.dynamic or node.variants.get(variant.key) is variant
+    _rule(known, step, "its variant is one of its node, if it is for exact sizes")
+    _rule(step.dynamic or not parent.dynamic, step, "what follows an operation for any size is for any size, too")
     _rule(step.outputs is variant.outputs, step, "its outputs are its variant's")
     _rule(step.single == (variant.template == -1), step, "it returns one tensor if its variant does")
     _check_wiring(step, variant, tensors, [*feeds, *step.specs])

@@ -25,6 +25,7 @@ from tracer.lazy import LazyTensor
 from tracer.location import Location, call_stack, user_frames
 from tracer.op import Const, same, signature_of
 from tracer.private import EagerTensor, core
+from tracer.sizes import SizedConst
 from tracer.spec import RESOURCE, Spec
 from tracer.wiring import Wiring
 
@@ -84,6 +85,8 @@ class Cursor:
         self._counts: Counter[Any] | None = None
         self._counted: list[Step] = []  # per segment, the step up to which `_counts` is complete
         self.adopted = 0  # operations that no known step matched
+        self.sizes: list[tuple[Any, ...]] = []  # of the feeds of ended segments that are for any size
+        self.adopted_in: list[tuple[Step, dict[int, Any]]] = []  # segments with such: last step, fed Python numbers
         self.cuts_at_joins = True  # whether `adopt` may ask for a cut
         self._newest: Step | None = None  # the last step that `adopt` added
         self.mismatch: Mismatch | None = None
@@ -135,7 +138,9 @@ class Cursor:
             return False
         if step.host:
             if step.join:
-                return self.cuts_at_joins and _is_at(step, op, inputs if attrs is None else (*inputs, *attrs))
+                return (self.cuts_at_joins or step.parent.dynamic) and _is_at(  # type: ignore[union-attr]
+                    step, op, inputs if attrs is None else (*inputs, *attrs)
+                )
             return step.node.host != DECIDES or not self._is_decided(op, inputs)  # type: ignore[union-attr]
         if attrs is None:
             attrs = inputs[step.arity :]
@@ -192,7 +197,7 @@ class Cursor:
         elif k == len(externals) and value is not None and not has_tensors(value):
             spec = step.specs[k - step.parent.external]  # type: ignore[union-attr]
             try:
-                if NATURAL.get(type(value)) != spec.enum and _spec_given(value, k, step, inputs) is not spec:
+                if NATURAL.get(type(value)) != spec.enum and not _is_given(value, spec, k, step, inputs):
                     return False  # 1, 1.0 and True differ in dtype unless another input decides it
                 real = make_constant(value, spec.dtype)
             except (Unsupported, TypeError, ValueError):
@@ -202,7 +207,11 @@ class Cursor:
         if k < len(externals):
             return externals[k] is real
         spec = step.specs[k - step.parent.external]  # type: ignore[union-attr]
-        if real._datatype_enum() != spec.enum or real._shape_tuple() != spec.shape:
+        if real._datatype_enum() != spec.enum or (
+            real._shape_tuple() != spec.shape
+            if spec.__class__ is Spec
+            else not spec.admits(real._shape_tuple(), externals)
+        ):
             return False
         if spec.enum == RESOURCE:
             if id(real) in self.handles or self.graph.handle_spec(real) is not spec:
@@ -216,6 +225,8 @@ class Cursor:
     def _consts_fit(self, consts: dict[int, Const], inputs: Any) -> bool:
         for i, const in consts.items():
             value = inputs[i]
+            if isinstance(const, SizedConst):
+                const = const.at(self.externals)
             if type(value) is LazyTensor:
                 other = value._out.const
                 if other is not const and (other is None or other != const):
@@ -276,6 +287,12 @@ class Cursor:
         step = self.step
         assert step.node is not None
         start = step.node.start_after()  # may raise, so it comes before any change
+        if step.dynamic:
+            self.sizes.append(tuple([feed._shape_tuple() for feed in self.externals]))
+        if self._newest is not None:
+            fed = {k: v for k, v in enumerate(self.externals) if id(v) in self.numbers}
+            self.adopted_in.append((step, fed))
+            self._newest = None
         self.ended.append(step)
         self.base += step.end
         self.externals, self.seeds = [], []
@@ -354,6 +371,8 @@ class Cursor:
         if signature is None:
             self._mismatch("new operation", location, self._expected(), op)
             return None
+        if here.dynamic:  # shapes are inferred for exact sizes, so it takes its inputs as feeds of another segment
+            return self._move(Step.at_join(here, node, len(inputs)), node)
         wiring = Wiring(self, node, op, signature, args)
         try:
             parts = wiring.build(inputs)
@@ -411,7 +430,8 @@ class Cursor:
 
     def is_branch(self) -> bool:
         """Returns whether what comes next, if it is not known here, is the first to be new, inside a segment."""
-        return self.cuts_at_joins and self.step is not self._newest and self.step.parent is not None
+        here = self.step
+        return self.cuts_at_joins and here is not self._newest and here.parent is not None and not here.dynamic
 
     def _drop_constants(self, here: Step, node: Node) -> None:
         """Drops the steps after `here` whose constants are fed from now on."""
@@ -435,6 +455,14 @@ class Cursor:
 
     def _mismatch(self, kind: str, location: Any, expected: str, seen: str) -> None:
         self.mismatch = Mismatch(kind, expected, seen, str(location))
+
+
+def _is_given(value: Any, spec: Spec, k: int, step: Step, args: tuple[Any, ...]) -> bool:
+    """Returns whether a Python value becomes a tensor of this spec if it is passed for feed `k` of a step."""
+    given = _spec_given(value, k, step, args)
+    if spec.__class__ is Spec or given is None:
+        return given is spec
+    return given.enum == spec.enum and given.shape == spec.shape
 
 
 def _spec_given(value: Any, k: int, step: Step, args: tuple[Any, ...]) -> Spec | None:

@@ -130,9 +130,9 @@ class Step(Carried):
     """A node on one path of a segment: what the cursor matches an operation against."""
 
     __slots__ = (
-        "arity", "attrs", "checked", "consts", "depth", "draws", "early", "end", "exact", "external", "fast", "first",
-        "frames", "host", "hot", "join", "lists", "live", "next", "node", "op", "outputs", "parent", "plain", "risky",
-        "seeded", "single", "slots", "specs", "variant",
+        "arity", "attrs", "checked", "consts", "depth", "draws", "dynamic", "early", "end", "exact", "external", "fast",
+        "first", "frames", "host", "hot", "join", "lists", "live", "next", "node", "op", "outputs", "parent", "plain",
+        "risky", "seeded", "single", "slots", "specs", "variant",
     )  # fmt: skip
     end: int
     live: int
@@ -179,6 +179,7 @@ class Step(Carried):
         # Whether to compare the call stack too: right after a cut and at a fork, an operation that looks the same may
         # be another one.
         self.checked = parent is not None and parent.parent is None
+        self.dynamic = False  # whether it is for any size (`dynamic_paths`), as are those after it in its segment
         self.join = False  # whether it stands for any wiring of its operation, before which the segment is cut
         self.frames = node.location.frames if node is not None else ()
         self.hot: Step | None = None

@@ -28,23 +28,29 @@ FOLDED = INTEGERS | {types_pb2.DT_BOOL}
 class Spec:
     """The dtype and exact shape of a tensor; for a resource also those of its variable.
 
+    On paths for any size (`dynamic_paths`), dimensions of None are open; no tensor of the program has such a spec.
+
     Specs are interned: equal specs are the same object as long as one of them is alive.
     """
 
     __slots__ = ("__weakref__", "dtype", "enum", "handle", "shape", "tensor_shape")
+    shape: tuple[int, ...]
 
-    def __init__(self, enum: int, shape: tuple[int, ...], handle: Any) -> None:
+    def __init__(self, enum: int, shape: tuple[int | None, ...], handle: Any) -> None:
         self.enum = enum
-        self.shape = shape
+        self.shape = shape  # type: ignore[assignment]  # of none but paths for any size
         self.handle = handle
         self.dtype = tf.dtypes.as_dtype(enum)
         self.tensor_shape = tf.TensorShape(shape)
 
     @property
     def size(self) -> int:
-        """The size in bytes of such a tensor, or of a resource's variable; at least 1 per element."""
+        """The size in bytes of such a tensor, or of a resource's variable; at least 1 per element.
+
+        Open dimensions count as 1.
+        """
         if self.handle is None:
-            return math.prod(self.shape) * int(max(self.dtype.size, 1))
+            return math.prod([1 if size is None else size for size in self.shape]) * int(max(self.dtype.size, 1))
         return sum(math.prod(shape or ()) * int(max(tf.dtypes.as_dtype(enum).size, 1)) for enum, shape in self.handle)
 
     def __repr__(self) -> str:
@@ -56,7 +62,7 @@ class Spec:
 
 
 def _dims(shape: tuple[int, ...] | None) -> str:
-    return "[?]" if shape is None else f"[{','.join(map(str, shape))}]"
+    return "[?]" if shape is None else f"[{','.join('?' if n is None else str(n) for n in shape)}]"
 
 
 def _behind(enum: int, shape: tuple[int, ...] | None) -> str:
@@ -73,7 +79,7 @@ MAX_RECENT = 4096
 _handles: dict[int, Spec] = {}
 
 
-def intern_spec(enum: int, shape: tuple[int, ...], handle: Any = None) -> Spec:
+def intern_spec(enum: int, shape: tuple[Any, ...], handle: Any = None) -> Spec:
     """Returns the one `Spec` with this dtype enum, shape and handle description."""
     key = (enum, shape, handle)
     spec = _recent.get(key)

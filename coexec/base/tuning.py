@@ -97,10 +97,10 @@ class Tuning:
 
     # Arguments of ever-changing sizes (`dispatch/shape_policy`).
 
-    # Combinations of sizes that are followed at their first visit: that of the first call. A new one costs three to
-    # eight imperative calls, mostly in its first two: Keras' Python is observed, shapes are inferred, operations are
-    # wired again. One that occurs only once would never amortize that.
-    sizes_at_once: float = 1
+    # Combinations of sizes that are followed at their first visit. A new one costs three to eight imperative calls,
+    # mostly in its first two: Keras' Python is observed, shapes are inferred, operations are wired again. Three are
+    # needed before a path can be followed at any size, and some calls differ from others in more than sizes.
+    sizes_at_once: float = 5
     # Combinations that are followed at their second visit. The others wait until they are frequent, or until following
     # has saved as much: with eight that were followed at once, the first thirty calls on sequences of ever-changing
     # lengths took 2.2 times as long as eager's; now they take 1.4 to 1.5 times as long.
@@ -112,6 +112,10 @@ class Tuning:
     # First calls of a combination, which are an investment and do not count for or against following.
     size_invested: int = 2
     max_sizes: int = 4096  # combinations
+    # Of a segment on a path for any size: visits at the same sizes after which XLA may compile for these, and for how
+    # many combinations of sizes.
+    frequent_visits: int = 8
+    frequent_sizes: int = 8
     size_depth: int = 3  # levels of nested arguments that are inspected
     size_items: int = 64  # items per container that are inspected
 

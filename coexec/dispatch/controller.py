@@ -30,10 +30,12 @@ from coexec.follow.call_state import LateLaunch
 from coexec.follow.device_control import DeviceControl, EarlyReturn
 from coexec.follow.follower import Follower, LibraryCall
 from coexec.launch.executor import SegmentExecutor
+from coexec.launch.frequent_sizes import is_frequent
 from coexec.memoize.call_site import CallSites
 from coexec.memoize.known_calls import KnownCalls
 from coexec.memoize.watch_budget import Watching
 from tracer import intercept, library, versions
+from tracer.dynamic_paths import DynamicPaths
 from tracer.faults import absorbs, is_fault, passes
 from tracer.graph import Step, TraceGraph
 from tracer.location import mark_entry
@@ -75,6 +77,7 @@ class Controller:
         code = getattr(function, "__code__", None)
         self._is_method = isinstance(code, CodeType) and code.co_varnames[: code.co_argcount][:1] == ("self",)
         self.sizes = ShapePolicy(self._is_method)
+        self.dynamic = DynamicPaths(is_frequent)
         self.batching: BatchedCalls | None = None  # from the first backoff on
         self._followed = 0
         self._faults = 0  # calls in which the runtime itself failed
@@ -185,7 +188,9 @@ class Controller:
         if not (mode.strict or mode.validate_every):
             if tuning.batches_all or not self.account.admit():
                 return self._run_unfollowed(attempt, args, kwargs)
-            verdict = self.sizes.judge(args, kwargs, self.account.affords, self.graph.size() < tuning.graph_room)
+            verdict = Verdict.FOLLOW
+            if not self.dynamic.made:
+                verdict = self.sizes.judge(args, kwargs, self.account.affords, self.graph.size() < tuning.graph_room)
             if not verdict:
                 text = "its arguments come in ever other sizes: calls run plainly until one has come often"
                 hint = "coexec.dynamic pads arguments to few sizes"
@@ -445,6 +450,10 @@ class Controller:
                 self._learn(recorder.trace)
         elif finished and following.graph is self.graph:
             self.graph.exits.add((cursor.last or self.graph.entry).number)
+            if cursor.adopted_in and self.control is None and self.options.jit_compile is not True:
+                with self._lock, intercept.handling(None):
+                    for last, numbers in cursor.adopted_in:
+                        self.dynamic.note(self.graph, last, numbers)
         if self.graph.size() > tuning.max_graph:
             self.clear()
 
@@ -467,6 +476,7 @@ class Controller:
                 self.control.clear()
             self.graph, self.ran = TraceGraph(self.name), []
             self.account, self.sizes, self.batching = Profitability(), ShapePolicy(self._is_method), None
+            self.dynamic = DynamicPaths(is_frequent)
 
 
 class Attempt:

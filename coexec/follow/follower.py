@@ -43,10 +43,11 @@ from tracer.graph import Step, TraceGraph
 from tracer.host_ops import MAKES_VARIABLE
 from tracer.inputs import as_spelled, settle, small, spelled
 from tracer.intercept import tape_is_empty
-from tracer.lazy import LazyTensor, has_pending, new_lazy
+from tracer.lazy import LazyTensor, Output, has_pending, new_lazy
 from tracer.location import place_of
 from tracer.op import plain_name, signature_of
 from tracer.shape_sources import decide_early
+from tracer.sizes import settled
 
 _new = LazyTensor.__new__
 
@@ -94,7 +95,8 @@ class Follower(CallState):
             elif not step.single or step.host or step.risky is not False or not cursor.match(step, op, args, None):
                 return None
             lazy: LazyTensor = _new(LazyTensor)  # `new_lazy`, without the call
-            lazy._out = step.outputs[0]
+            out = step.outputs[0]
+            lazy._out = out if out.__class__ is Output else settled(out, cursor.externals)
             lazy._key = cursor.base + step.first
             lazy._run = self
             lazy._value = None
@@ -127,7 +129,8 @@ class Follower(CallState):
                     if cursor.is_next(step, op, given) if step.plain else cursor.match(step, op, given, None):
                         if step.plain or (step.single and step.risky is False):
                             lazy: LazyTensor = _new(LazyTensor)  # `_answer`, without its calls
-                            lazy._out = step.outputs[0]
+                            out = step.outputs[0]
+                            lazy._out = out if out.__class__ is Output else settled(out, cursor.externals)
                             lazy._key = cursor.base + step.first
                             lazy._run = self
                             lazy._value = None
@@ -311,7 +314,8 @@ class Follower(CallState):
     def answer(self, step: Step) -> list[LazyTensor]:
         """Returns lazy tensors for the outputs of the step that the cursor has just moved to."""
         key = self.cursor.base + step.first
-        lazies = [new_lazy(out, key + n, self) for n, out in enumerate(step.outputs)]
+        feeds = self.cursor.externals
+        lazies = [new_lazy(settled(out, feeds), key + n, self) for n, out in enumerate(step.outputs)]
         self.values += lazies
         return lazies
 

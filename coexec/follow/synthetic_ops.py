@@ -37,6 +37,8 @@ def issue(
 
 def next_step(cursor: Cursor, op: str, attrs: tuple[Any, ...], inputs: tuple[Any, ...], specs: list[Any]) -> Step:
     """Moves the cursor over an operation that the program did not issue, or raises `Refused`; needs the call's lock."""
+    if cursor.step.dynamic:
+        raise Refused("its path is for any size")
     step = cursor.advance(op, inputs, attrs)
     if step is None:
         frames, guarded = call_stack()

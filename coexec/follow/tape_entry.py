@@ -11,7 +11,8 @@ from tracer.intercept import flat_outputs, record_fast, record_gradient
 from tracer.lazy import LazyTensor
 from tracer.op import complete_attrs, freeze, signature_of
 from tracer.private import EagerTensor, ops
-from tracer.spec import spec_of
+from tracer.sizes import LEAST
+from tracer.spec import Spec, spec_of
 
 Constant = Callable[[Any, Any], Any]  # converts a Python value to a tensor of a dtype
 
@@ -113,6 +114,13 @@ def identities(tensor: Any) -> Iterator[Any]:
 def _is_inside(slot: int, value: Any) -> bool:
     """Whether an input is determined by its step: a constant, or an output of an operation of its segment."""
     return slot == CONST or (slot >= 0 and type(value) is LazyTensor and value._out.const is None)
+
+
+def without_sizes(identity: Any) -> Any:
+    """Returns an entry's identity for a path that is followed at any size: there, the specs of feeds compare them."""
+    if isinstance(identity, Spec):
+        return identity.enum, tuple([size if size < LEAST else None for size in identity.shape]), identity.handle
+    return tuple(map(without_sizes, identity)) if isinstance(identity, tuple) else identity
 
 
 _SEEDS = frozenset({"seed", "seed2"})  # change in each call, but no gradient depends on them

@@ -12,7 +12,7 @@ from typing import Any
 
 from coexec.follow.backward import Backward, FunctionEntry, LibraryEntry, closed
 from coexec.follow.liveness import referenced
-from coexec.follow.tape_entry import Constant, Entry, NamedEntry, record_on_tapes
+from coexec.follow.tape_entry import Constant, Entry, NamedEntry, record_on_tapes, without_sizes
 from tracer.graph import CONST, LIST, Step
 from tracer.intercept import flat_outputs, tape_is_empty, variable_accessed
 from tracer.lazy import LazyTensor, Output
@@ -313,10 +313,12 @@ class Tapes:
 
     # A tape's history, in a form that can be compared across calls.
 
-    def history(self, number: int, place: Callable[[Any], Any], origin: int) -> tuple[Any, ...] | None:
+    def history(
+        self, number: int, place: Callable[[Any], Any], origin: int, any_size: bool = False
+    ) -> tuple[Any, ...] | None:
         """Returns a key of all that a tape has recorded and watched, or None if that is not known.
 
-        `place` names tensors; `origin` is the first key of the call's tensors.
+        `place` names tensors; `origin` is the first key of the call's tensors; `any_size`: leave out sizes.
         """
         if not self.waiting or number in self._direct or number in self._finished:
             return None
@@ -333,7 +335,8 @@ class Tapes:
                 for v in entry.given()
             ])  # fmt: skip
             try:
-                seen.append((entry.identity(origin), given, entry.tapes))
+                identity = entry.identity(origin)
+                seen.append((without_sizes(identity) if any_size else identity, given, entry.tapes))
             except TypeError:  # attributes that cannot be compared
                 return None
         watches = [(place(tensor), before) for n, tensor, before in self._watches if n == number]

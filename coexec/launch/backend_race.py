@@ -33,6 +33,7 @@ class Compiled:
     seconds: float = 0.0  # spent running this segment since it last changed
     ops: int | None = None  # how many XLA would compile; None: not counted yet
     choice: Choice | None = None  # of an earlier process
+    sizes: Any = None  # on a dynamic path: the `FrequentSizes` of the segment
     _times: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
 
     def adopt(self, executable: Any) -> None:

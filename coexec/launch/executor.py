@@ -20,11 +20,13 @@ from coexec.base.slow_notice import SlowNotice
 from coexec.base.stats import EventLog, Kind
 from coexec.base.tuning import tuning
 from coexec.compile.compile_thread import background
+from coexec.compile.dynamic_graph import dynamic_graph
 from coexec.compile.executable import Executable
 from coexec.compile.shape_polymorphic import PolymorphicGraphs
 from coexec.launch.async_launch import AsyncLaunch, launch_async
 from coexec.launch.audits import Audits
 from coexec.launch.backend_race import Compiled
+from coexec.launch.frequent_sizes import FrequentSizes
 from coexec.launch.interpreter import replay
 from coexec.launch.segment import PendingSegment
 from coexec.launch.validate import CHECKED, Declined, reason_of, validate
@@ -64,7 +66,7 @@ class SegmentExecutor:
 
         Its executable must be settled, and return all tensors that are alive. Returns None otherwise.
         """
-        compiled: Compiled | None = pending.last.executables
+        compiled: Compiled | None = self._unit(pending).executables
         if compiled is None or compiled.refused or compiled.rival is not None or options.validating or fork.forked:
             return None
         executable = compiled.executable
@@ -81,12 +83,11 @@ class SegmentExecutor:
 
         Returns whether one launch did it. Raises what a failing operation raises eagerly.
         """
-        last = pending.last
+        last = self._unit(pending)
         last.visits += 1
-        compiled = last.executables
-        if compiled is None:
-            compiled = last.executables = Compiled()
-            self._all.append(compiled)
+        if last is not pending.last:
+            pending.last.visits += 1
+        compiled = self._compiled(last)
         compiled.used = next(self._clock)
         executable, failure = None, None
         if pending.flight is not None:  # whatever happened to the segment meanwhile, its writes are done
@@ -122,6 +123,26 @@ class SegmentExecutor:
             pending.budget.earn(took)
             self._consider_xla(compiled, last)
         return False
+
+    def _unit(self, pending: PendingSegment) -> Step:
+        """Returns the step that has the segment's executables: its last one, or that of its copy at frequent sizes."""
+        last = pending.last
+        if pending.unit is None:
+            pending.unit = last
+            if last.dynamic:
+                general = self._compiled(last)
+                if general.sizes is None:
+                    general.sizes = FrequentSizes(last, self._compiled)
+                pending.unit = general.sizes.at(pending.feeds, general) or last
+        return pending.unit
+
+    def _compiled(self, last: Step) -> Compiled:
+        """Returns what is known of the segment that ends at a step."""
+        compiled: Compiled | None = last.executables
+        if compiled is None:
+            compiled = last.executables = Compiled()
+            self._all.append(compiled)
+        return compiled
 
     def replay(self, pending: PendingSegment) -> None:
         """Runs the rest of a segment operation by operation."""
@@ -163,7 +184,7 @@ class SegmentExecutor:
             pending.results.clear()
             return CHECKED
         pending.deliver(results)
-        self._consider_xla(compiled, pending.last)
+        self._consider_xla(compiled, self._unit(pending))
         return None
 
     def _validate(
@@ -179,7 +200,7 @@ class SegmentExecutor:
             with self._first(executable, pending.last) if executable.launches == 0 else _NOTHING:
                 difference = validate(executable, pending)
         except Declined as declined:
-            self._demote(compiled, executable, pending.last, str(declined))
+            self._demote(compiled, executable, self._unit(pending), str(declined))
             return False
         finally:
             if executable.launches == 1:
@@ -315,7 +336,7 @@ class SegmentExecutor:
     def _known(self, compiled: Compiled, last: Step) -> Executable | None:
         """Returns a shape-polymorphic graph compiled for other sizes, for a segment not worth its own yet; or None."""
         xla_first = self.options.jit_compile is True or tuning.xla_at_once
-        if xla_first or compiled.executable is not None or last.live < tuning.launch_operations:
+        if xla_first or last.dynamic or compiled.executable is not None or last.live < tuning.launch_operations:
             return None
         if not self._families.may_know(last):
             return None
@@ -334,6 +355,8 @@ class SegmentExecutor:
         plan = self._plan(compiled, last, backend)
         if plan is None:
             return None
+        if last.dynamic:
+            return dynamic_graph(plan, lambda given: self._new(plan, backend, last.place, given))
         if backend == "graph" and self._on_cpu:
             return self._families.graph(plan, lambda given: self._made(plan, backend, last.place, given))
         return self._made(plan, backend, last.place)

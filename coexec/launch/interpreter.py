@@ -25,6 +25,7 @@ from tracer.location import raise_at
 from tracer.op import Const, signature_of
 from tracer.private import EagerTensor, context, core, record
 from tracer.seeds import Pair, join
+from tracer.sizes import const_at, settled
 from tracer.spec import intern_spec
 
 # Maps an operation's inputs and results to other results.
@@ -79,7 +80,8 @@ def _run(
         if step.variant is None:  # it has run already
             continue
         if step.variant.folded:
-            for n, out in enumerate(step.outputs):
+            for n, output in enumerate(step.outputs):
+                out = settled(output, feeds)
                 assert out.const is not None
                 real[step.first + n] = eager_constant(out.const.value, out.spec)
             continue
@@ -221,9 +223,10 @@ def _input(step: Step, i: int, slot: int, real: list[Any], feeds: list[Any]) -> 
     if slot == LIST:
         slots, consts = step.lists[i]
         return [
-            _constant(consts[j], step, i, j) if j in consts else _tensor(s, real, feeds) for j, s in enumerate(slots)
+            _constant(const_at(consts[j], feeds), step, i, j) if j in consts else _tensor(s, real, feeds)
+            for j, s in enumerate(slots)
         ]
-    return _constant(step.consts[i], step, i) if i in step.consts else _tensor(slot, real, feeds)
+    return _constant(const_at(step.consts[i], feeds), step, i) if i in step.consts else _tensor(slot, real, feeds)
 
 
 def _constant(const: Const, step: Step, *path: int) -> Any:

@@ -36,6 +36,7 @@ class PendingSegment:
     assertions: dict[Step, Any] = field(default_factory=dict)  # those that differ in this call
     notes: dict[Step, Any] = field(default_factory=dict)  # Keras' additions to errors, likewise
     budget: Budget = field(default_factory=Budget)
+    unit: Step | None = None  # the step that has its executables, once known
 
     def reaching(self) -> Iterator[Step]:
         """Yields the remaining steps in order, setting `at` to each."""

@@ -134,6 +134,8 @@ def make_plan(last: Step, outputs: tuple[int, ...]) -> Plan:
             outside[place] = f"{op} at {node.location} gives XLA's own workspace, which the program holds"
     if any((spec.handle[0][0] if spec.handle else spec.enum) in _PACKED for spec in (*feeds, *made.values())):
         xla_refusal = xla_refusal or "TensorFlow gives XLA one number a byte where XLA expects several"
+    if last.dynamic:
+        xla_refusal = "its sizes differ between calls, and XLA compiles for each of them"
     heavy = any(inner.op in HEAVY or _turns(inner) for s in steps for inner in (s, *steps_of(s)))
     return Plan(steps, feeds, outputs, refusal, xla_refusal, outside, heavy)
 

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from coexec.base.stats import Kind
 from coexec.base.tuning import tuning
 from coexec.follow.flush import launch_beside
@@ -31,11 +33,12 @@ from coexec.memoize.shape_variants import place_of_call
 from tracer import seeds
 from tracer.faults import absorbs, call
 from tracer.graph import Step
-from tracer.intercept import answering_handler, tape_is_empty
-from tracer.lazy import LazyTensor, eager_constant, new_lazy, unwrap
+from tracer.intercept import answering_handler, make_constant, tape_is_empty
+from tracer.lazy import LazyTensor, Output, eager_constant, new_lazy, unwrap
 from tracer.library import Surroundings, call_context, gradient, is_pure, layer_calls, loss_call
 from tracer.location import CAUGHT, call_stack, fate, place_of, user_frames
 from tracer.private import EagerTensor
+from tracer.sizes import settled
 from tracer.spec import RESOURCE
 from tracer.variables import notify_watchers, watchers
 
@@ -282,7 +285,10 @@ class CallSites:
         number = self._number = tapes.number(tape._tape._tape)
         if tape._persistent and number in tapes.active:
             raise CannotMemoize("its tape records the gradient")
-        history = tapes.history(number, place, self._origin)
+        cursor = self.run.cursor
+        history = tapes.history(number, place, self._origin, cursor.step.dynamic)
+        if history is not None and cursor.sizes and not cursor.step.dynamic:
+            history = (*history, tuple(cursor.sizes))  # the steps of earlier segments do not tell
         if history is None or number < 0:
             raise CannotMemoize("its tape has records of operations outside of known library calls")
         return (tape._persistent, tape._watch_accessed_variables), history
@@ -386,6 +392,8 @@ class CallSites:
         for k, value in region.pins:
             if cursor.externals[k] is not value:
                 return False
+        if region.end.dynamic and not self._holds_at_sizes(region, arguments):
+            return False
         if region.reads is not None and not region.reads.hold():
             region.changed("what it reads")
             return False
@@ -397,6 +405,17 @@ class CallSites:
                 return False
         return True
 
+    def _holds_at_sizes(self, region: Region, arguments: CallArguments | GivenTensors) -> bool:
+        """Returns whether a region of a dynamic path may be skipped at the sizes of this call."""
+        new = [
+            None
+            if source in ("number", "size")
+            else unwrap(arguments.tensors[value] if source == "argument" else self._feed(source, value))
+            for source, value in region.feeds
+        ]
+        cursor = self.run.cursor
+        return region.sizes is not None and region.sizes.hold(cursor.externals, new, cursor.sizes)
+
     def _jump(
         self, region: Region, function: Any, args: tuple[Any, ...], arguments: CallArguments | GivenTensors
     ) -> Any:
@@ -404,10 +423,13 @@ class CallSites:
         run = self.run
         cursor, tapes = run.cursor, run.tapes
         # What may raise comes before the call counts as skipped, or is tried once more.
-        taken = [
-            unwrap(arguments.tensors[value]) if source == "argument" else self._feed(source, value)
-            for source, value in region.feeds
-        ]
+        taken: list[Any] = []
+        for source, value in region.feeds:
+            if source == "size":
+                number = value.value.at([*cursor.externals, *taken])
+                taken.append(make_constant(np.asarray(number, value.dtype.as_numpy_dtype), None))
+            else:
+                taken.append(unwrap(arguments.tensors[value]) if source == "argument" else self._feed(source, value))
         drawn = seeds.draw(*region.seeds) if region.seeds[0] or len(cursor.seeds) > region.start.draws else None
         region.uses += 1
         if region.helper is not None:
@@ -464,9 +486,10 @@ class CallSites:
         if region.gives_nothing and not (region.recorded or region.end.pause or function is gradient):
             return None
         made: dict[int, Any] = {}
+        feeds = run.cursor.externals
         for number, out in region.made:
             lazy = made[number] = values[number] = _new(LazyTensor)  # `new_lazy`, without the call
-            lazy._out = out
+            lazy._out = out if out.__class__ is Output else settled(out, feeds)
             lazy._key = base + number
             lazy._run = run
             lazy._value = None
@@ -503,7 +526,8 @@ class CallSites:
                 return given[number]
             lazy = made.get(number)
             if lazy is None:
-                lazy = made[number] = values[number] = new_lazy(region.outputs[number], base + number, run)
+                out = settled(region.outputs[number], run.cursor.externals)
+                lazy = made[number] = values[number] = new_lazy(out, base + number, run)
             return lazy
 
         return tensor

@@ -21,6 +21,7 @@ from coexec.follow.backward import Closed, FunctionRecord
 from coexec.guards.call_key import CannotMemoize, is_by_identity, marks_of
 from coexec.guards.library_reads import LibraryReads
 from coexec.guards.watched_state import Effect
+from coexec.memoize.proven_sizes import ProvenSizes
 from coexec.memoize.redirect import helper_of
 from coexec.memoize.step_range import Outputs
 from tracer.effects import Watcher
@@ -58,6 +59,7 @@ class Region(Watcher):
         self.read: list[tuple[int, Const]] = []  # arguments whose values its Python reads
         self.taken: list[tuple[int, Const]] = []  # and those whose values operations use as constants
         self.pins: list[tuple[int, Any]] = []  # earlier feeds that must be these objects
+        self.sizes: ProvenSizes | None = None  # on a dynamic path: those at which it may be skipped
         self.own: list[Any] = []  # its own tensors that may be differentiated
         self.effects: list[tuple[Effect, Any]] = []  # what it changes of earlier state, with the forms of the values
         self.context: dict[str, Any] = {}  # what its layers set in Keras' call context for later ones

@@ -63,7 +63,8 @@ class KnownCalls:
         """Counts a call that is new behind `start`; returns whether it keeps coming there by ever other ways."""
         if len(self._ways) >= tuning.max_twin_places:
             self._ways.clear()
-        place = start.node, hash(key)  # not the key itself, which would keep its objects alive
+        # Not the key itself, which would keep its objects alive. By the variant, too: other sizes are no other ways.
+        place = start.node, start.variant, hash(key)
         known = self._ways.get(place, 0)
         self._ways[place] = known + 1
         return known >= MAX_WAYS

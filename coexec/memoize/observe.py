@@ -20,6 +20,7 @@ from coexec.guards.watched_state import Effect
 from coexec.memoize.entry import Region, anchor, form_of
 from coexec.memoize.gradient_spans import BackwardCalls, HeardCalls
 from coexec.memoize.known_calls import KnownCalls
+from coexec.memoize.proven_sizes import ProvenSizes
 from coexec.memoize.redirect import original_of
 from coexec.memoize.region_tape_entry import RegionEntry
 from coexec.memoize.shape_variants import interior_of
@@ -36,7 +37,8 @@ from tracer.library import call_context, gradient
 from tracer.location import PASSED, place_of
 from tracer.old_generation import hand_over
 from tracer.op import Const, array_in
-from tracer.spec import RESOURCE, spec_of
+from tracer.sizes import UNKNOWN, DynamicSpec, SizedConst, const_at
+from tracer.spec import RESOURCE, Spec, spec_of
 
 _NONE: Any = object()  # no result yet
 _CUT = "its operations are not followed in one go"
@@ -300,6 +302,8 @@ class Observation:
             raise (CannotMemoizeForLong if alone else CannotMemoize)(_CUT)
         if any(step in run.assertions for step in steps):
             raise CannotMemoize("what an assertion says where it fails keeps changing")
+        if end.dynamic and (region.state_guards is not None or region.helper is not None):
+            raise CannotMemoizeForLong("code of the program's that it runs may read sizes, which differ between calls")
         numbers = {v._key - cursor.base for v in arguments.tensors if type(v) is LazyTensor}
         given = set(map(id, arguments.tensors))
         pins: dict[int, Any] = {}
@@ -314,6 +318,9 @@ class Observation:
                         pins[-1 - slot] = known
         feeds = [self._source(v) for v in cursor.externals[start.external : end.external]]
         form = form_of(result, place := functools.partial(self._place, first=start.end, end=end.end))
+        if end.dynamic:
+            specs = [spec for step in steps for spec in step.specs]
+            feeds = [self._sized(*pair) for pair in zip(feeds, specs, strict=True)]
         effects = [
             (effect._replace(value=None), ("object", effect.value) if effect.is_old else form_of(effect.value, place))
             for effect in self._effects
@@ -353,12 +360,21 @@ class Observation:
         region.interior = sorted({*region.interior, *interior}) if agreed else interior
         if before == 0 and self._watched is not None and (twin := self._elders.variant_of(region)) is not None:
             region.confirmed, region.interior = 2, sorted({*interior, *interior_of(twin, region)})
+        if end.dynamic:
+            self._prove_sizes(start, end, agreed)
         if region.confirmed > 1:
             self._elders.confirmed(region)
             self._known.confirmed(self._place_of_call)
         if region.confirmed == 1 and self._recorded:
             run.tapes.unsettled.update(run.tapes.active)
         self._compare(before, agreed)
+
+    def _prove_sizes(self, start: Step, end: Step, agreed: bool) -> None:
+        """Notes the sizes of a run on a dynamic path: the others are those of runs that it agreed with."""
+        region = self._region
+        if region.sizes is None or not agreed:
+            region.sizes = ProvenSizes(start, end)
+        region.sizes.add(self._run.cursor.externals, self._run.cursor.sizes)
 
     def _early_inputs(self) -> dict[int, tuple[str, Any]]:
         """Returns the sources of what a gradient's recorded operations take from before it, by slot.
@@ -386,6 +402,8 @@ class Observation:
 
         def slot(tensor: Any) -> Any:
             if type(tensor) is LazyTensor and tensor._out.const is not None:
+                if start.dynamic or self._run.cursor.step.dynamic:
+                    raise CannotMemoize("a backward function in it holds a number that may depend on sizes")
                 return tensor._out.spec, tensor._out.const
             if type(tensor) is LazyTensor and tensor._value is None:
                 number = tensor._key - cursor.base
@@ -417,7 +435,12 @@ class Observation:
         constants.update(id(unwrap(v)) for entry in self._entries for v in entry.constants())
         if not read <= constants:
             raise CannotMemoize("its Python reads the value of a tensor")
-        used = {const for step in steps for const in constants_of(step)}
+        externals = self._run.cursor.externals
+        used = {const_at(const, externals) for step in steps for const in constants_of(step)}
+        if end.dynamic and not self._gradient:
+            sized = {c.at(externals) for step in steps for c in constants_of(step) if isinstance(c, SizedConst)}
+            if any(const in sized for _, const in known):
+                raise CannotMemoizeForLong("a number that it is given may depend on sizes, which differ between calls")
         taken = [(n, c) for n, (v, c) in enumerate(known) if c is not None and c in used and id(v) not in read]
         if region.confirmed and region.end is end:
             before_taken = set(region.taken)
@@ -432,6 +455,8 @@ class Observation:
         region = self._region
         parts = heard.parts(result, self._arguments, self._sources)
         steps = [step for some in parts.steps for step in some]
+        if any(step.dynamic for step in steps):
+            raise CannotMemoizeForLong("it calls code of the program's at sizes that differ between calls")
         first, before = parts.spans[0], region.confirmed
         known_read = self._fill_values(steps, first.end, read)
         region.handles, region.outputs = parts.handles[0], parts.outputs[0]
@@ -490,6 +515,15 @@ class Observation:
         if id(value) in self._run.cursor.numbers and small(array := array_in(value)):
             return "number", (spec_of(value), Const(array))  # converted anew on every call
         return "same", value
+
+    def _sized(self, feed: tuple[str, Any], spec: Spec) -> tuple[str, Any]:
+        """Returns the source of a feed, by sizes if it is a number that follows from them."""
+        if feed[0] == "number" and isinstance(spec, DynamicSpec) and spec.value is not None:
+            if spec.value is UNKNOWN:
+                raise CannotMemoizeForLong("a number in it may depend on sizes, which differ between calls")
+            if feed[1][1].value == spec.value.at(self._run.cursor.externals):
+                return "size", spec
+        return feed
 
     def _slot(self, value: Any) -> int | None:
         """Returns an argument's slot in the segment before the call; None if it had none."""

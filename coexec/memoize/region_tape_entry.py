@@ -11,6 +11,8 @@ from coexec.follow.tape_entry import identities, record_on_tapes
 from coexec.memoize.entry import Region
 from tracer.graph import CONST, LIST
 from tracer.lazy import LazyTensor, Output, new_lazy
+from tracer.op import Const
+from tracer.sizes import const_at, settled
 
 
 class RegionEntry:
@@ -82,7 +84,7 @@ class RegionEntry:
         tensors = self.tensors
         for number in self._interior:
             if number not in tensors:
-                lazy = new_lazy(self._outputs[number], self.base + number, self._run)
+                lazy = new_lazy(settled(self._outputs[number], self.externals), self.base + number, self._run)
                 values[number] = tensors[number] = lazy
         self._values = None
 
@@ -123,11 +125,16 @@ class RegionEntry:
             for i, slot in enumerate(step.slots):
                 if slot == LIST:
                     slots, consts = step.lists[i]
-                    args.append([consts[j].value if j in consts else self._tensor(s) for j, s in enumerate(slots)])
+                    args.append([
+                        self._const(consts[j]) if j in consts else self._tensor(s) for j, s in enumerate(slots)
+                    ])  # fmt: skip
                 else:
-                    args.append(step.consts[i].value if slot == CONST else self._tensor(slot))
+                    args.append(self._const(step.consts[i]) if slot == CONST else self._tensor(slot))
             result = [self._tensor(step.first + n) for n in range(len(step.outputs))]
             self._constants += record_on_tapes(step, step.op or "", tuple(args), result, constant)
+
+    def _const(self, const: Const) -> Any:
+        return const_at(const, self.externals).value
 
     def _tensor(self, slot: Any) -> Any:
         if isinstance(slot, tuple):
@@ -144,5 +151,5 @@ class RegionEntry:
             return self._aliases.get(id(real), real)
         tensor = self.tensors.get(slot)
         if tensor is None:  # its value is never needed: tapes hold those that they need
-            tensor = self.tensors[slot] = new_lazy(self._outputs[slot], -1, None)
+            tensor = self.tensors[slot] = new_lazy(settled(self._outputs[slot], self.externals), -1, None)
         return tensor

@@ -24,7 +24,10 @@ class Segment:
         self.number, self.count = number, count  # which of those of the call it is, from 1, and how many there are
         compiled = last.executables if last.executables is not None else Compiled()
         executable = compiled.executable
-        self.steps = tuple(step for step in last.chain() if step.variant is not None)
+        # Of a dynamic path: at the sizes of the last launch.
+        shown = compiled.sizes.latest() if compiled.sizes is not None else None
+        self._shown: Step = last if shown is None else shown
+        self.steps = tuple(step for step in self._shown.chain() if step.variant is not None)
         self.operations = last.live
         self.visits = last.visits  # how many calls have come here
         # "xla", "graph", or "operations": one by one.
@@ -54,7 +57,7 @@ class Segment:
     @property
     def plan(self) -> Plan:
         """What a backend is given to compile; `print()` shows its operations, and what cannot be compiled."""
-        return make_plan(self._last, self.outputs)
+        return make_plan(self._shown, self.outputs)
 
     @property
     def executable(self) -> Executable | None:

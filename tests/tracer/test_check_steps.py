@@ -205,5 +205,5 @@ def a_constant_of_another_value(graph):
 
 
 @pytest.mark.parametrize(("harm", "message", "name"), breaks.values(), ids=breaks)
-def test_a_broken_rule_is_named(harm, message, name):
+def test_a_broken_rule_is_named(harm, message, name, exact_sizes):
     breaks.try_out(harm, message, name)

@@ -339,7 +339,7 @@ def test_the_process_ends_during_a_compilation(how):
     assert b"waiting for XLA" in run.stderr
 
 
-def test_xla_gets_a_bounded_number_of_shapes(monkeypatch, tune):
+def test_xla_gets_a_bounded_number_of_shapes(monkeypatch, tune, exact_sizes):
     """XLA never frees what it has compiled: of one place it gets so many shapes, then no more, and all stay right."""
     tune(max_xla_shapes=3)
     step, _, _ = training()

@@ -117,7 +117,7 @@ def dense():
     return forward, model
 
 
-def test_few_graphs_for_many_sizes():
+def test_few_graphs_for_many_sizes(exact_sizes):
     """The second size has one that all others take; they have it in their first call."""
     step = coexec.function(dense()[0])
     for n in (10, 11):
@@ -233,7 +233,7 @@ def test_variables_as_long_as_the_batch():
     assert mine.stats().launches >= 6, mine.explain()
 
 
-def test_clear_releases_what_sizes_share():
+def test_clear_releases_what_sizes_share(exact_sizes):
     """The graph goes with the last segment that launches it."""
     step = coexec.function(dense()[0])
     for n in range(10, 16):
