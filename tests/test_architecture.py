@@ -34,7 +34,7 @@ TRACER = [
     ["single_ops"],
     ["answers"],
     ["library"],
-    ["nodedef"],
+    ["nodedef", "callees"],
     ["graph", "rebuild"],
     ["trace", "constants", "derive", "block", "sizes"],
     ["keras_variables", "merge", "recorder", "wiring", "syntax", "stage", "shape_sources"],

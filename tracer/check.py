@@ -100,7 +100,8 @@ def _check_node(node: Node) -> None:
     _rule(bool(node.variants) or node.host is not None, node, "it has a variant, or runs on its own")
     signature = signature_of(node.op)
     if signature is None:
-        _rule(node.host is not None, node, "what is no registered operation runs on its own")
+        own = node.host is not None or node.callee is not None
+        _rule(own, node, "what is no registered operation runs on its own, or is a function that segments call")
     elif node.entry == "fast" and node.host is None:
         sources = len(node.inputs) == len(signature.inputs)
         _rule(sources, node, f"it knows the sources of its {len(signature.inputs)} inputs")

@@ -16,15 +16,30 @@ from typing import Any
 import tensorflow as tf
 
 from tracer import seeds
+from tracer.callees import CALLED, Callee, name_in
 from tracer.derive import derive, feed_changed, folded
-from tracer.graph import CONST, DECIDES, LIST, Node, Step, TraceGraph, Variant
+from tracer.graph import (
+    CONST,
+    DECIDES,
+    LIST,
+    OPEN_VARIABLE,
+    READS,
+    VALUE_SHAPED,
+    Node,
+    Step,
+    TraceGraph,
+    Variant,
+    has_open_variable,
+    is_variable_op,
+)
 from tracer.index import Index
 from tracer.inputs import NATURAL, Unsupported, has_tensors, python_spec, shape_like
 from tracer.intercept import make_constant
-from tracer.lazy import LazyTensor
+from tracer.lazy import LazyTensor, Output
 from tracer.location import Location, call_stack, user_frames
 from tracer.op import Const, same, signature_of
 from tracer.private import EagerTensor, core
+from tracer.rebuild import results_of
 from tracer.sizes import SizedConst
 from tracer.spec import RESOURCE, Spec
 from tracer.wiring import Wiring
@@ -34,6 +49,7 @@ MAX_STEPS = 256  # alternatives kept after one step; the oldest are dropped
 # a join, before which the segment is cut. (A GAN's step that mixes its images with those of earlier calls was wired
 # anew in every call, and took as long as eagerly; with the cut, 0.04 of the time. With 2 ways it is learnt later.)
 MAX_WAYS = 1
+MAX_CALL_WAYS = 3  # the same for a call of a graph function
 
 _runs = itertools.count(1)
 
@@ -138,9 +154,10 @@ class Cursor:
             return False
         if step.host:
             if step.join:
-                return (self.cuts_at_joins or step.parent.dynamic) and _is_at(  # type: ignore[union-attr]
-                    step, op, inputs if attrs is None else (*inputs, *attrs)
-                )
+                cuts = self.cuts_at_joins or step.parent.dynamic or step.node.callee is not None  # type: ignore[union-attr]
+                return cuts and _is_at(step, op, inputs if attrs is None else (*inputs, *attrs))
+            if step.node.host == CALLED and attrs is not None and (name := name_in(attrs)) is not None:  # type: ignore[union-attr]
+                return self.graph.callees.runs_alone(name)
             return step.node.host != DECIDES or not self._is_decided(op, inputs)  # type: ignore[union-attr]
         if attrs is None:
             attrs = inputs[step.arity :]
@@ -356,6 +373,8 @@ class Cursor:
         signature = signature_of(op)
         frames, _ = call_stack()
         location = Location(frames, self.counts()[frames, op])
+        if signature is None and name_in(given) is not None:
+            return self._adopt_call(op, inputs, given, location)
         pair, attrs = seeds.split(op, given)
         node = self.graph.find(op, entry, attrs, location)
         if node is None:
@@ -416,6 +435,60 @@ class Cursor:
             self._draw(step, pair)
         return self._move(step, node)
 
+    def _adopt_call(self, op: str, inputs: tuple[Any, ...], attrs: tuple[Any, ...], location: Location) -> Step | None:
+        """Adds a step for a call of a function, whose name is in `attrs`, and moves there; see `adopt`."""
+        here, entry = self.step, "execute"
+        node = self.graph.find(op, entry, attrs[:-2], location) or self.graph.repeat(op, entry, attrs[:-2], location)
+        if node is None:
+            self.adopted += 1
+            self._mismatch("new operation", location, self._expected(), op)
+            return None
+        callee = self.graph.callees.of(attrs[-1]) if node.host == CALLED else None
+        if callee is not None and (step := self._call_of(callee, node, inputs, attrs)) is not None:
+            self.adopted += 1
+            return step
+        for step in here.next:
+            if step.node is node:
+                here.hot = self.step = step
+                return step
+        self.adopted += 1
+        return self._move(Step(here, op, node, None, (), {}, {}, ()), node)
+
+    def _call_of(self, callee: Callee, place: Node, inputs: tuple[Any, ...], attrs: tuple[Any, ...]) -> Step | None:
+        """Adds a step for a call as part of the segment, and moves there; None if it has to run on its own."""
+        here, callees = self.step, self.graph.callees
+        wiring = Wiring(self, place, place.op, None, ())
+        try:
+            parts = wiring.call(inputs)
+        except (Unsupported, TypeError, ValueError) as error:
+            callees.refuse(callee.name, str(error))
+            return None
+        specs = None if has_open_variable(parts) else results_of(callee, parts)
+        if specs is None:
+            callees.refuse(callee.name, OPEN_VARIABLE if has_open_variable(parts) else VALUE_SHAPED)
+            return None
+        node = self.graph.calling(place, callee, attrs, len(inputs))
+        if node is None:
+            callees.refuse(callee.name, "other functions keep being called here")
+            return None
+        variant = node.variants.get(parts)
+        if variant is None:
+            outputs = tuple(Output(spec, None, node) for spec in specs)
+            variant = node.variants[parts] = Variant(parts, outputs, list(range(len(specs))))
+        if _is_written(here, wiring.slots) or self._has_ways(here, node, variant):
+            return self._move(Step.at_join(here, node, len(inputs)), node)
+        wiring.commit()
+        return self._move(Step(here, node.op, node, variant, tuple(wiring.slots), {}, {}, tuple(wiring.specs)), node)
+
+    def _has_ways(self, here: Step, node: Node, variant: Variant) -> bool:
+        """Returns whether to cut before a function's call, as calls come to it by ever other ways: see `_is_join`.
+
+        Also where the ways part long before, as by the position from which a batch is taken: functions are large.
+        """
+        known = node.joined.get(variant, 0)
+        node.joined[variant] = known + 1
+        return known >= MAX_CALL_WAYS and here.parent is not None
+
     def _is_join(self, here: Step, node: Node, variant: Variant) -> bool:
         """Returns whether to cut before a known operation, as calls keep coming to it by other ways.
 
@@ -474,6 +547,17 @@ def _spec_given(value: Any, k: int, step: Step, args: tuple[Any, ...]) -> Spec |
         if slot == -1 - k or (slot == LIST and -1 - k in step.lists[i][0]):
             return python_spec(signature, i, args, value)
     return None
+
+
+def _is_written(last: Step, slots: list[int]) -> bool:
+    """Returns whether a segment up to `last` writes one of these variables; a function reads them by itself."""
+    taken = {slot for slot in slots if CONST < slot < 0}
+    step: Step | None = last
+    while step is not None and step.parent is not None:
+        if is_variable_op(step.op or "") and step.op not in READS and not taken.isdisjoint(step.slots):
+            return True
+        step = step.parent
+    return False
 
 
 def _is_at(step: Step, op: str, args: tuple[Any, ...]) -> bool:

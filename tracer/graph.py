@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tracer import seeds
+from tracer.callees import MAX_AT_PLACE, Callee, Callees, name_in
 from tracer.host_ops import is_apart
 from tracer.inputs import shape_like
 from tracer.lazy import Output
@@ -38,6 +39,7 @@ VALUE_SHAPED = "the shape of its result depends on values"  # why an operation r
 # Why an operation runs on its own whose value decides shapes (`shape_sources`); folded on constants alone.
 DECIDES = "its value decides shapes"
 RISKY = "its failure could be caught, and it needs nothing that is pending"
+OPEN_VARIABLE = "the variable's shape is not fixed"
 DECIDES_AT_LENGTH = "its value decides shapes, and is too large to be kept"
 
 
@@ -59,8 +61,9 @@ class Node:
     """One operation at one location of the user's program."""
 
     __slots__ = (
-        "after", "attrs", "constants", "decides", "entry", "fed", "guarded", "head", "host", "inputs", "joined",
-        "location", "name", "number", "op", "predecessors", "shaping", "specific", "successors", "variants", "waits",
+        "after", "attrs", "callee", "constants", "decides", "entry", "fed", "guarded", "head", "host", "inputs",
+        "joined", "location", "name", "number", "op", "predecessors", "shaping", "specific", "successors", "variants",
+        "waits",
     )  # fmt: skip
 
     def __init__(self, number: int, op: str, entry: str, attrs: tuple[Any, ...], location: Location) -> None:
@@ -71,6 +74,7 @@ class Node:
         self.location = location
         self.name: Any = None
         self.guarded = FREE  # what may happen to its error: FREE, NAMED, PASSED or CAUGHT (`location`)
+        self.callee: Callee | None = None  # the function that it calls as part of segments
         self.host: str | None = None  # why this is a host op, which runs on its own and is not part of a segment
         self.variants: dict[tuple[Any, ...], Variant] = {}
         self.successors: dict[int, Node] = {}
@@ -283,6 +287,7 @@ class TraceGraph:
         self.steps = 0
         self.exits: set[int] = set()
         self.slow: set[Any] = set()  # operations issued through `execute`, with their locations
+        self.callees = Callees()
         self._heads: dict[Any, Node] = {}  # the first node per operation and call stack
         self._latest: dict[Any, Node] = {}  # the latest node per operation, attributes and call stack
         self._constants: dict[int, Const | None] = {}
@@ -345,6 +350,21 @@ class TraceGraph:
             node.variants[key] = Variant(key, outputs, variant.template)
         return node
 
+    def calling(self, node: Node, callee: Callee, attrs: tuple[Any, ...], inputs: int) -> Node | None:
+        """Returns the node of a function's calls as part of segments, at the place of `node`; None for one too many.
+
+        `attrs` includes its name; `node` is that of calls of any function.
+        """
+        found = self.index.get(node_key(node.op, node.entry, attrs, node.location))
+        if found is None:
+            if self.places[node.op, node.entry, node.location] > MAX_AT_PLACE:
+                return None
+            found = self.add(node.op, node.entry, attrs, node.location)
+            found.callee = callee
+            found.inputs = [set() for _ in range(inputs)]
+        found.guarded = max(found.guarded, node.guarded)
+        return found
+
     def link(self, before: Node, after: Node) -> None:
         """Adds the edge from `before` to `after`."""
         if after.number not in before.successors:
@@ -372,9 +392,12 @@ class TraceGraph:
 def node_key(op: str, entry: str, attrs: tuple[Any, ...], location: Location) -> Any:
     """Returns the identity of a node: type, entry point, attributes and location.
 
-    Attributes are left out for host ops (functions, operations with their own state) and if they cannot be frozen.
+    Attributes are left out for host ops (functions, operations with their own state) and if they cannot be frozen. A
+    function that segments call has a node of its own beside that of all functions at its place: by its name.
     """
     signature = signature_of(op)
+    if signature is None and name_in(attrs) is not None:
+        return op, entry, freeze(attrs), location
     if signature is None or (signature.stateful and not is_variable_op(op) and not seeds.are_fed(op, attrs)):
         return op, entry, location
     try:
@@ -388,6 +411,8 @@ VARIABLE_OPS = frozenset(
      "ResourceGather", "ResourceGatherNd", "ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterUpdate",
      "ResourceScatterMin", "ResourceScatterMax", "ResourceStridedSliceAssign", "RngReadAndSkip"}
 )  # fmt: skip
+
+READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"})  # those that write nothing
 
 # Operations of optimizers: each updates a variable and its slots.
 OPTIMIZER_OPS = frozenset(
@@ -415,8 +440,13 @@ def refusal(op: str, parts: tuple[Any, ...], outputs: tuple[Spec, ...]) -> str |
         if spec.enum == RESOURCE and not is_variable_op(op):
             return f"{op} works on a resource"
         if spec.enum == RESOURCE and not _is_fixed(spec):
-            return "the variable's shape is not fixed"
+            return OPEN_VARIABLE
     return None
+
+
+def has_open_variable(parts: tuple[Any, ...]) -> bool:
+    """Returns whether some of these inputs of a function are resources that are no variables of a fixed shape."""
+    return any(spec.enum == RESOURCE and not _is_fixed(spec) for spec in parts)
 
 
 def _is_fixed(spec: Spec) -> bool:

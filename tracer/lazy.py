@@ -150,12 +150,14 @@ class LazyTensor(ops._EagerTensorBase):
 
     @property
     def _handle_data(self) -> Any:
-        return None
+        return self._value._handle_data if self._value is not None else self.__dict__.get("_held")
 
     @_handle_data.setter
     def _handle_data(self, data: Any) -> None:
-        # TensorFlow copies it between tensors; only resources have it, and those are never lazy.
-        assert data is None
+        # TensorFlow copies it between tensors, and sets it on resources, which are never pending, and on variants: the
+        # lists that a graph function keeps of a loop for its backward function.
+        if data is not None and self._value is None:
+            self.__dict__["_held"] = data
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         array = np.asarray(self.resolve()._numpy())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tracer.callees import CALLED
 from tracer.graph import VALUE_SHAPED, Node, TraceGraph, Variant, is_variable_op, refusal
 from tracer.lazy import Output
 from tracer.op import Const, OpCall, freeze, signature_of
@@ -38,6 +39,8 @@ def merge(graph: TraceGraph, trace: Trace) -> None:
         if node is None:
             node = _new_node(graph, call)
         graph.link(before, node)
+        if node.host == CALLED:
+            graph.callees.note(call.name)
         if node.host is None and call.host is None:
             add_variant(node, call)
         for known, source in zip(node.inputs, call.sources, strict=False):
@@ -62,7 +65,7 @@ def host_reason(call: OpCall) -> str | None:
         return call.host
     signature = signature_of(call.op)
     if signature is None:
-        return "a function is called"
+        return CALLED
     try:
         freeze(call.attrs)
     except TypeError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import struct
 from typing import Any, NamedTuple
 
@@ -47,6 +48,10 @@ class Const:
 
     def __repr__(self) -> str:
         return f"Const({self.value!r})"
+
+
+# The numbers of a function: its own, and a backward function has that of the function it belongs to in front of it.
+_INSTANCE = re.compile(r"(?:_\d+)+$")
 
 
 class Structure:
@@ -220,7 +225,14 @@ def complete_attrs(op: str, attrs: tuple[Any, ...], inputs: tuple[Any, ...]) -> 
     return attrs + tuple(derived)
 
 
+@functools.lru_cache(4096)
 def plain_name(op: Any) -> str:
-    """Returns an operation's name as text; a function's name without its instance number."""
+    """Returns an operation's name as text; a function's name without the numbers of the instance at its end."""
     name = op.decode() if isinstance(op, bytes) else op
-    return name if signature_of(name) is not None else name.rstrip("0123456789").rstrip("_")
+    return name if signature_of(name) is not None else _INSTANCE.sub("", name)
+
+
+def function_name(op: Any) -> str | None:
+    """Returns a function's name, with its numbers; None for an operation."""
+    name = op.decode() if isinstance(op, bytes) else str(op)
+    return None if op_def_registry.get(name) is not None else name

@@ -26,6 +26,8 @@ first when it changes. What they do not have in common stands in `versions`.
 * `Context._rng`: the generator of seeds for operations without one, after `tf.random.set_seed`.
 * `binary_assert`, `plain_assert`: what every value assertion of `tf.debugging` ends in: each tests the truth of one
   tensor, its local `condition`, and raises if it is false.
+* `AtomicFunction`: a graph function that is registered; its `call_flat` issues the calls, and `function_type` has specs
+  of the results. `InterpolateRuntimeError`: what completes a call's error, at the end of its `with`.
 * `gradient_code`: the code in which TensorFlow calls an operation's gradient function; its local `op_name` is the op.
 * `GradientRegistry`: the class of `ops.gradient_registry`, whose `lookup` that code calls; the gradient function of
   `StridedSlice` passes on the values of its positions, and does nothing else with them.
@@ -81,6 +83,7 @@ from tensorflow.core.protobuf import config_pb2
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.eager import backprop, context, core, record
+from tensorflow.python.eager.polymorphic_function.atomic_function import AtomicFunction, InterpolateRuntimeError
 from tensorflow.python.framework import (
     constant_op,
     cpp_shape_inference_pb2,
@@ -112,8 +115,8 @@ binary_assert = check_ops._binary_assert
 plain_assert = inspect.unwrap(control_flow_assert.Assert)
 
 __all__ = [
-    "CompositeTensor", "EagerTensor", "FuncRegistry", "GradientRegistry", "KerasFunctional", "KerasNode",
-    "KerasVariable", "ResourceVariable", "Trackable", "UnreadVariable",
+    "AtomicFunction", "CompositeTensor", "EagerTensor", "FuncRegistry", "GradientRegistry", "InterpolateRuntimeError",
+    "KerasFunctional", "KerasNode", "KerasVariable", "ResourceVariable", "Trackable", "UnreadVariable",
     "binary_assert", "code_inside", "compiler_ir_of", "config_pb2", "constant_op", "context", "core",
     "cpp_shape_inference_pb2", "custom_objects", "func_graph", "function_pb2", "functions_of_dataset",
     "gen_resource_variable_ops",

@@ -8,10 +8,14 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import tensorflow as tf
+
+from tracer.callees import MAX_SIZES, Callee
 from tracer.intercept import handling
-from tracer.nodedef import Symbol, grouped, write_constant, write_operation
+from tracer.nodedef import Symbol, grouped, outputs_of, write_constant, write_operation
 from tracer.op import Const, freeze
 from tracer.private import (
+    context,
     cpp_shape_inference_pb2,
     func_graph,
     handle_data_util,
@@ -60,6 +64,33 @@ class _Scratch:
         write_operation(node, op, inputs, attrs, self._constant)
         return list(self._add(node, [self._tensors[name] for name in node.input]).outputs)
 
+    def call(self, definition: Any, given: list[Any]) -> list[Any]:
+        """Adds the operations of a function to which these tensors are given; returns its results."""
+        tensors = {arg.name: tensor for arg, tensor in zip(definition.signature.input_arg, given, strict=True)}
+        waiting = list(definition.node_def)
+        while waiting:
+            later = []
+            for node in waiting:
+                names = [name for name in node.input if not name.startswith("^")]
+                if all(name in tensors for name in names):
+                    tensors.update(zip(outputs_of(node), self._inside(node, [tensors[n] for n in names]), strict=True))
+                else:
+                    later.append(node)
+            if len(later) == len(waiting):
+                raise ValueError("a function's operations have no order")
+            waiting = later
+        return [tensors[definition.ret[arg.name]] for arg in definition.signature.output_arg]
+
+    def _inside(self, node: Any, given: list[Any]) -> list[Any]:
+        if node.op in ("PartitionedCall", "StatefulPartitionedCall"):
+            return self.call(context.context().get_function_def(node.attr["f"].func.name), given)
+        copy = self._node()
+        copy.op = node.op
+        for name, value in node.attr.items():
+            if not name.startswith("_"):
+                copy.attr[name].CopyFrom(value)
+        return list(self._add(copy, given).outputs)
+
     def _placeholder(self, spec: Spec) -> Symbol:
         node = self._node()  # by hand: `tf.compat.v1.placeholder` takes five times as long
         node.op = "Placeholder"
@@ -72,6 +103,10 @@ class _Scratch:
                 data.shape_and_type.add(dtype=enum, shape=_proto_of(shape))
             handle_data_util.set_handle_data(tensor, data)
         return self._named(Symbol(tensor.name, spec, "", []), tensor)
+
+    def placeholder(self, spec: Spec) -> Any:
+        """Returns the tensor of a placeholder for a spec."""
+        return self._tensors[self._placeholder(spec).name]
 
     def _constant(self, value: Any, enum: int) -> Symbol:
         key = enum, freeze(value)
@@ -133,3 +168,35 @@ def infer_outputs(op: str, entry: str, attrs: tuple[Any, ...], parts: tuple[Any,
             )
     scratch.answers[key] = answer
     return answer
+
+
+def results_of(callee: Callee, parts: tuple[Spec, ...]) -> tuple[Spec, ...] | None:
+    """Returns the specs of a function's results for inputs of these specs; None if some shape depends on values.
+
+    It has been traced for all sizes of the dimensions that its signature leaves open: TensorFlow's shape functions tell
+    the shapes for these ones, if it is not called with ever other sizes.
+    """
+    if parts not in callee.sizes:
+        results = [(callee.results[n].dtype.as_datatype_enum, callee.results[n].shape) for n in callee.computed]
+        if all(shape.is_fully_defined() for _, shape in results):
+            callee.sizes.clear()
+        elif len(callee.sizes) < MAX_SIZES:
+            results = _inferred(callee, parts)
+        else:
+            return None
+        known = all(shape.is_fully_defined() for _, shape in results)
+        callee.sizes[parts] = tuple(intern_spec(enum, tuple(s.as_list())) for enum, s in results) if known else None
+    found: tuple[Spec, ...] | None = callee.sizes[parts]
+    return found
+
+
+def _inferred(callee: Callee, parts: tuple[Spec, ...]) -> list[tuple[int, Any]]:
+    scratch = _Scratch()  # one of its own: a function may have thousands of operations
+    with _lock, handling(None):
+        try:
+            given = [scratch.placeholder(spec) for spec in parts]
+            results = scratch.call(context.context().get_function_def(callee.name), given)
+            results = [results[number] for number in callee.computed]
+        except Exception:  # TensorFlow cannot build it here: the caller runs it unchanged
+            return [(0, tf.TensorShape(None))]
+    return [(result.dtype.as_datatype_enum, result.shape) for result in results]

@@ -14,7 +14,7 @@ from tracer.inputs import MAX_CONSTANT, Unsupported, foldable, part_of, python_s
 from tracer.lazy import LazyTensor
 from tracer.location import Location, call_stack
 from tracer.old_generation import hand_over
-from tracer.op import FINALIZERS, Const, OpCall, array_in, plain_name, signature_of
+from tracer.op import FINALIZERS, Const, OpCall, array_in, function_name, plain_name, signature_of
 from tracer.private import EagerTensor, core
 from tracer.spec import spec_of
 from tracer.trace import Trace
@@ -97,7 +97,7 @@ class Recorder:
             raise
         try:  # see `fast`
             if name not in FINALIZERS and self.failed is None:
-                self._took(pair, at, "execute", name, None, tuple(inputs), kept, (), result)
+                self._took(pair, at, "execute", name, function_name(op), tuple(inputs), kept, (), result)
             else:
                 seeds.take(pair)
         except Exception as error:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tracer.derive import folded_variant, inferred_variant
-from tracer.graph import DECIDES, DECIDES_AT_LENGTH, RISKY, VALUE_SHAPED, Node, Step, refusal
+from tracer.graph import DECIDES, DECIDES_AT_LENGTH, RISKY, VALUE_SHAPED, Node, Step, Variant, refusal
 from tracer.host_ops import is_apart
 from tracer.inputs import part_of, python_spec, shape_like, small
 from tracer.intercept import as_constant
@@ -66,6 +66,9 @@ def decide_early(step: Step, args: tuple[Any, ...], base: int, made: dict[int, N
     if known is None and not is_apart(node.op):
         return
     floats = MAX_FLOATS if node.host in (VALUE_SHAPED, DECIDES, DECIDES_AT_LENGTH) else 0
+    if known is not None and not wanted and not makers:  # what decides it was not known when it was recorded
+        _joins(step, known)
+        return
     chain = _chain(before, wanted, floats, kept)
     if chain is None or not (makers or any(found.node is not None and found.node.host is None for found in chain)):
         return
@@ -76,10 +79,18 @@ def decide_early(step: Step, args: tuple[Any, ...], base: int, made: dict[int, N
         if known is not None and any(found.first <= n < found.end for n in wanted):
             found.node.decides = True  # type: ignore[union-attr]
     if known is not None:
-        node.host = None
-        node.variants[known.key] = known
-        before.next = [other for other in before.next if other is not step]  # it would be found first, on its own
-        before.hot = None
+        _joins(step, known)
+
+
+def _joins(step: Step, known: Variant) -> None:
+    """Has an operation be part of segments from the next call on, as this variant."""
+    node, before = step.node, step.parent
+    assert node is not None
+    assert before is not None
+    node.host = None
+    node.variants[known.key] = known
+    before.next = [other for other in before.next if other is not step]  # it would be found first, on its own
+    before.hot = None
 
 
 def fail_early(step: Step, kept: Kept) -> None:

@@ -19,7 +19,8 @@ from tracer.spec import INTEGERS, RESOURCE, Spec, spec_of
 class Wiring:
     """The slots, constants and feeds of one operation. `build` fills it in; `commit` adds its feeds to the segment."""
 
-    def __init__(self, cursor: Any, node: Node, op: str, signature: Signature, args: tuple[Any, ...]) -> None:
+    def __init__(self, cursor: Any, node: Node, op: str, signature: Signature | None, args: tuple[Any, ...]) -> None:
+        """`signature`: None for a function, for which `args` is empty."""
         self.cursor = cursor
         self.node = node
         self.op = op
@@ -56,6 +57,12 @@ class Wiring:
                 self.lists[i] = (tuple(slot for slot, _, _ in items), consts)
                 parts[i] = tuple(part for _, part, _ in items)
         return tuple(parts)
+
+    def call(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Computes the wiring of a function's call, whose inputs are tensors; none of them is taken as a constant."""
+        found = [self._input(i, value, True) for i, value in enumerate(inputs)]
+        self.slots = [slot for slot, _, _ in found]
+        return tuple(part for _, part, _ in found)
 
     def numbers(self, parts: tuple[Any, ...]) -> dict[Any, Const]:
         """Returns the constants whose values no output shape depends on, by input or (input, item)."""
@@ -113,7 +120,7 @@ class Wiring:
         self.cursor.numbers.update(map(id, self.made))
 
     def _is_list(self, i: int) -> bool:
-        return bool(self.args) and self.signature.lists[i]
+        return bool(self.args) and self.signature is not None and self.signature.lists[i]
 
     def _input(self, path: Any, value: Any, fed: bool) -> tuple[int, Any, Const | None]:
         """Returns an input's slot, its part of the variant key, and its constant, if it is one and not `fed`."""
@@ -140,7 +147,7 @@ class Wiring:
                 if not fed and isinstance(part_of(const, spec, self.op), Const):
                     return CONST, const, const
             return self._external(value, spec), spec, None
-        if not self.args:
+        if not self.args or self.signature is None:
             raise Unsupported("a Python value is passed to a function")
         i = path[0] if isinstance(path, tuple) else path
         spec = python_spec(self.signature, i, self.args, value)

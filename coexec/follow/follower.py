@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from coexec.base.options import Options
@@ -35,6 +36,7 @@ from coexec.follow.liveness import referenced
 from coexec.follow.tape_entry import FastEntry
 from coexec.launch.executor import SegmentExecutor
 from tracer import intercept, keras_variables, operators
+from tracer.callees import CALLED, Callee, name_in, named
 from tracer.constants import constant_output, index_outputs
 from tracer.cursor import Mismatch
 from tracer.errors import FailedTensor
@@ -43,9 +45,9 @@ from tracer.graph import Step, TraceGraph
 from tracer.host_ops import MAKES_VARIABLE
 from tracer.inputs import as_spelled, settle, small, spelled
 from tracer.intercept import tape_is_empty
-from tracer.lazy import LazyTensor, Output, has_pending, new_lazy
+from tracer.lazy import LazyTensor, Output, has_pending, new_lazy, unwrap
 from tracer.location import place_of
-from tracer.op import plain_name, signature_of
+from tracer.op import function_name, plain_name, signature_of
 from tracer.shape_sources import decide_early
 from tracer.sizes import settled
 
@@ -247,7 +249,7 @@ class Follower(CallState):
             self._cut_at_join(step, op)
             return self._step_of(op, args, attrs)
         elif step.host and (not step.early or has_pending(args) or (op == MAKES_VARIABLE and may_fail(step.parent))):
-            self._cut_for(step, op, args)
+            self._cut_for(step, op, args, attrs)
         return step, args
 
     def execute(self, device: Any, op: Any, inputs: Any, attrs: Any, outputs: int, cancel: Any) -> Any:
@@ -261,17 +263,23 @@ class Follower(CallState):
         control = self.control
         if control is not None and self.forced < 0 and (found := control.call_function(self, op, inputs)) is not None:
             return found
+        function = function_name(op)
+        if function is not None and cancel is not None:
+            return self._run_cancelable(lambda: intercept.run_execute(device, op, inputs, attrs, outputs, cancel))
         with lock:
             before = self.cursor.step
             try:
-                step, _ = self._step_of(name, tuple(inputs), tuple(attrs or ()))
+                given = tuple(attrs or ())
+                step, _ = self._step_of(name, tuple(inputs), given if function is None else named(given, function))
                 result = self._answer(step) if step is not None and not step.host else None
+                if step is not None and step.node is not None and step.node.callee is not None:
+                    result = self._completed(step.node.callee, result, inputs)
             except Exception:
                 self._retract(before)
                 raise
             if step is not None and not step.host:
                 try:
-                    if not tape_is_empty():
+                    if function is None and not tape_is_empty():  # TensorFlow records a function in another way
                         self.tapes.answered = step, tuple(inputs), result
                     if step.risky is not False and settle_risk(self, step):
                         launch_behind(self, step)
@@ -282,6 +290,30 @@ class Follower(CallState):
         if step is None and self.recorder is not None:
             return self.recorder.execute(device, op, inputs, attrs, outputs, cancel)
         return self.run_alone(lambda: intercept.run_execute(device, op, inputs, attrs, outputs, cancel), step)
+
+    def _completed(self, callee: Callee, computed: Any, inputs: Any) -> list[Any]:
+        """Returns all results of a function: besides those that it computes, those that are known without a call."""
+        results: list[Any] = [None] * len(callee.results)
+        for number, tensor in zip(callee.computed, computed, strict=True):
+            results[number] = tensor
+        for number, (kind, found, *enum) in callee.known.items():
+            if kind == "handle":  # another tensor, as it has a record of its own on tapes
+                handle = unwrap(inputs[found])
+                lazy = results[number] = new_lazy(Output(self.graph.handle_spec(handle)), -1, self)
+                lazy._value = handle
+                self.constants.append(lazy)
+            elif kind == "constant":
+                results[number] = self.constant(found, None)
+            else:
+                ((_, shape),) = self.graph.handle_spec(unwrap(inputs[found])).handle
+                results[number] = self.constant(np.array(shape, tf.dtypes.as_dtype(enum[0]).as_numpy_dtype), None)
+        return results
+
+    def _run_cancelable(self, run: Callable[[], Any]) -> Any:
+        """Runs a function that the program may cancel, after all that is pending; it is not part of the graph."""
+        self.flush()
+        self.tapes.noted(None)
+        return self.run_alone(run)
 
     def constant(self, value: Any, dtype: Any) -> Any:
         """Returns a lazy tensor for a small Python value, which is converted only on demand."""
@@ -404,12 +436,14 @@ class Follower(CallState):
         """Assumes that the condition of an `assert` statement holds; see `assertions.assume_statement`."""
         return assume_statement(self, condition, message)
 
-    def _cut_for(self, step: Step, op: str, args: tuple[Any, ...]) -> None:
+    def _cut_for(self, step: Step, op: str, args: tuple[Any, ...], attrs: tuple[Any, ...] | None) -> None:
         """Ends the segment before an operation that runs on its own; the next one begins after it."""
         assert step.parent is not None
         assert step.node is not None
         if step.parent.parent is not None:
             reason = step.node.host or "a shape depends on a number of Python's, which is a constant from now on"
+            if step.node.host == CALLED and attrs is not None and (function := name_in(attrs)) is not None:
+                reason = self.graph.callees.why(function)
             self.ledger.cause(Kind.CUT, f"{op} runs on its own: {reason}", step.node.location)
             base = self.cursor.base
             carry_out(self, step.parent)
@@ -424,6 +458,8 @@ class Follower(CallState):
         assert step.node is not None
         self.cursor.step = step.parent
         text = f"calls reach {op} by ever other ways: what comes before it is launched on its own"
+        if step.node.callee is not None:
+            text = f"{op} reads variables that are written before it, or calls reach it by ever other ways"
         self.ledger.cause(Kind.CUT, text, step.node.location)
         carry_out(self, step.parent)
 

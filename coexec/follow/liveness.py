@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 from tracer.lazy import LazyTensor
-from tracer.private import EagerTensor
+from tracer.private import EagerTensor, cpp_shape_inference_pb2
 
 getrefcount = sys.getrefcount
 getweakrefcount = weakref.getweakrefcount
 
 # What a tensor's attributes may hold besides lazy tensors without making it `telling`.
-_SILENT = (EagerTensor, bool, int, float, str, type(None))
+_SILENT = (EagerTensor, bool, int, float, str, type(None), cpp_shape_inference_pb2.CppShapeInferenceResult.HandleData)
 
 
 class Reference(weakref.ref[LazyTensor]):

@@ -96,6 +96,10 @@ def _run(
                 result = _run_structure(step, inputs)
             elif step.seeded:
                 result = _draw(step, _made(inputs), seeds[step.draws - 1])
+            elif step.node.callee is not None:
+                name, attrs = step.node.callee.name, step.attrs[:-2]
+                results = run_execute(ctx.device_name, name, inputs, attrs, len(step.node.callee.results))
+                result = [results[number] for number in step.node.callee.computed]
             elif step.node.entry == "execute":
                 result = run_execute(ctx.device_name, step.op, _made(inputs), step.attrs, len(step.outputs))
             else:
@@ -105,6 +109,8 @@ def _run(
             if step.node.entry == "fast":  # like the generated wrappers
                 error.message += " name: " + str(step.node.name if step.node.name is not None else "")
             failure = core._status_to_exception(error)
+            if step.node.callee is not None:
+                step.node.callee.explain(failure)
             note = note_of(step, notes)
             failure = failure if note is None else note.added_to(failure)
             failure.__suppress_context__ = True

@@ -21,6 +21,7 @@ from coexec.lowering.xla.checks import check
 from coexec.lowering.xla.philox import as_drawn, seeded, skipped
 from coexec.lowering.xla.rewrites import as_kernel, barrier, constant
 from tracer.block import CALL, STRUCTURES
+from tracer.callees import Callee
 from tracer.graph import LIST, Step, spec_of_constant
 from tracer.inputs import natural_enum
 from tracer.nodedef import Symbol, grouped
@@ -122,6 +123,8 @@ class Emitter:
             outputs = self._structure(step, inputs)
         elif op == ASSERTION:
             outputs = self._assert(inputs[0])
+        elif node.callee is not None:
+            outputs = self._call(step, node.callee, inputs)
         elif step.slots and step.slots[0] < 0 and self._is_resource(step.slots[0]):
             outputs = self._variable_op(step, op, -1 - step.slots[0], inputs)
         else:
@@ -153,6 +156,23 @@ class Emitter:
         if fine is not None:
             self.predicates.append(fine)
         return results
+
+    def _call(self, step: Step, callee: Callee, inputs: list[Symbol]) -> list[Symbol]:
+        """Emits the call of a graph function; it reads variables itself, before the launch writes any."""
+        if not self.written.isdisjoint(-1 - slot for slot in step.slots if slot < 0):
+            raise NotImplementedError("a function reads a variable that is written before")
+        op = "StatefulPartitionedCall" if callee.stateful else "PartitionedCall"
+        specs: list[Any] = [intern_spec(result.dtype.as_datatype_enum, ()) for result in callee.results]
+        for number, out in zip(callee.computed, step.outputs, strict=True):
+            specs[number] = out.spec
+        kinds = "Tin", [symbol.spec.enum for symbol in inputs], "Tout", [spec.enum for spec in specs]
+        results = self.body.add(op, [inputs], (*kinds, *step.attrs), specs)
+        outputs = [results[number] for number in callee.computed]
+        node = self.body.definition.node_def[-1]
+        if callee.compiled and outputs[0].name.startswith(f"{node.name}:"):  # else it is an earlier call's
+            node.attr["_XlaMustCompile"].b = True
+        self.failing.extend(outputs)
+        return outputs
 
     def _assert(self, condition: Symbol) -> list[Symbol]:
         """Emits an assertion: a predicate for XLA, an `Assert` node in a graph."""

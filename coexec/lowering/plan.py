@@ -148,6 +148,8 @@ def recurses(step: Step) -> bool:
 
 def _turns(step: Step) -> bool:
     """Whether this calls functions: under a single-threaded executor each nested call blocks another thread."""
+    if step.node is not None and step.node.callee is not None:
+        return True
     return step.op == LOOP or recurses(step) or (step.op == BRANCH and not selects(step.attrs[1]))
 
 

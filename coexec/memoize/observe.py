@@ -41,6 +41,7 @@ from tracer.sizes import UNKNOWN, DynamicSpec, SizedConst, const_at
 from tracer.spec import RESOURCE, Spec, spec_of
 
 _NONE: Any = object()  # no result yet
+_CALLS = "it calls a graph function"
 _CUT = "its operations are not followed in one go"
 # CPython's words where a C function has set an exception, and calls Python before it returns, as `TFE_Py_TapeGradient`
 # does: the profile function is called meanwhile, and seems to fail. The exception is the error's cause.
@@ -300,6 +301,9 @@ class Observation:
         if steps is None or any(step.host for step in steps):
             alone = any(step.host and step.node is not None and step.node.host is not None for step in steps or ())
             raise (CannotMemoizeForLong if alone else CannotMemoize)(_CUT)
+        if any(step.node is not None and step.node.callee is not None for step in steps):
+            # Which function is called is up to TensorFlow's Python, by what no guard can tell.
+            raise CannotMemoizeForLong(_CALLS)
         if any(step in run.assertions for step in steps):
             raise CannotMemoize("what an assertion says where it fails keeps changing")
         if end.dynamic and (region.state_guards is not None or region.helper is not None):
