@@ -443,6 +443,8 @@ class Cursor:
             self.adopted += 1
             self._mismatch("new operation", location, self._expected(), op)
             return None
+        assert here.node is not None
+        self.graph.link(here.node, node)
         callee = self.graph.callees.of(attrs[-1]) if node.host == CALLED else None
         if callee is not None and (step := self._call_of(callee, node, inputs, attrs)) is not None:
             self.adopted += 1
@@ -483,10 +485,12 @@ class Cursor:
     def _has_ways(self, here: Step, node: Node, variant: Variant) -> bool:
         """Returns whether to cut before a function's call, as calls come to it by ever other ways: see `_is_join`.
 
-        Also where the ways part long before, as by the position from which a batch is taken: functions are large.
+        Also where the ways part long before, as by the position from which a batch is taken: functions are large. Ways
+        are counted from the last cut: behind one they are the same.
         """
-        known = node.joined.get(variant, 0)
-        node.joined[variant] = known + 1
+        way = variant, here.root().node
+        known = node.joined.get(way, 0)
+        node.joined[way] = known + 1
         return known >= MAX_CALL_WAYS and here.parent is not None
 
     def _is_join(self, here: Step, node: Node, variant: Variant) -> bool:

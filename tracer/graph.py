@@ -84,7 +84,7 @@ class Node:
         self.shaping: set[Any] = set()  # inputs that were fed until a later shape turned out to depend on them
         self.specific: set[frozenset[Any]] = set()  # sets of inputs that cannot be fed, as a shape depends on them
         self.decides = False  # whether its values are constants, as other shapes depend on them (`shape_sources`)
-        self.joined: dict[Variant, int] = {}  # how often a path came to it in the middle of a segment, by another way
+        self.joined: dict[Any, int] = {}  # how often a path came to it in the middle of a segment, by another way
         self.waits = 0  # how often it has run on its own behind what was pending, up to a limit (`shape_sources`)
         self.constants: dict[Any, Const] = {}  # first values of those that may be fed, by input or (input, item)
         self.after: Step | None = None
@@ -432,7 +432,7 @@ def refusal(op: str, parts: tuple[Any, ...], outputs: tuple[Spec, ...]) -> str |
     for spec in (*specs, *outputs):
         if spec.enum == STRING:
             return "strings cannot be compiled"
-        if spec.enum == VARIANT:
+        if spec.enum == VARIANT and op != "ZerosLike":
             return "a variant's contents are not known"
     if any(s.enum == RESOURCE for s in outputs):
         return f"{op} makes a resource"

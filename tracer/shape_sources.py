@@ -47,12 +47,14 @@ def decide_early(step: Step, args: tuple[Any, ...], base: int, made: dict[int, N
     known = None
     if node.host == VALUE_SHAPED:
         try:
+            given = tuple(_part(node.op, i, v, args, False) for i, v in enumerate(inputs))
+            if (settled := _known(node, given)) is not None:  # what decides it was not known when it was recorded
+                _joins(step, settled)
+                return
             parts = tuple(_part(node.op, i, v, args) for i, v in enumerate(inputs))
-            known = folded_variant(node, parts) or inferred_variant(node, parts)
+            known = _known(node, parts)
         except (TypeError, ValueError, OverflowError):
             return
-        if known is not None and refusal(node.op, parts, tuple([out.spec for out in known.outputs])) is not None:
-            known = None
     tensors = [v for value in inputs for v in (value if isinstance(value, (list, tuple)) else (value,))]
     if known is not None:
         tensors = [v for v in tensors if isinstance(v, EagerTensor) and v._datatype_enum() in INTEGERS and _small(v)]
@@ -66,9 +68,6 @@ def decide_early(step: Step, args: tuple[Any, ...], base: int, made: dict[int, N
     if known is None and not is_apart(node.op):
         return
     floats = MAX_FLOATS if node.host in (VALUE_SHAPED, DECIDES, DECIDES_AT_LENGTH) else 0
-    if known is not None and not wanted and not makers:  # what decides it was not known when it was recorded
-        _joins(step, known)
-        return
     chain = _chain(before, wanted, floats, kept)
     if chain is None or not (makers or any(found.node is not None and found.node.host is None for found in chain)):
         return
@@ -116,12 +115,25 @@ def _small(tensor: Any) -> bool:
     return shape_like(tensor.resolve() if type(tensor) is LazyTensor else tensor) is not None
 
 
-def _part(op: str, i: int, value: Any, args: tuple[Any, ...]) -> Any:
-    """Returns an input's part of a variant key, in which small integers are constants: their values are known now."""
+def _known(node: Node, parts: tuple[Any, ...]) -> Variant | None:
+    """Returns the variant for these inputs, if shape functions tell it and segments may contain it."""
+    known = folded_variant(node, parts) or inferred_variant(node, parts)
+    if known is not None and refusal(node.op, parts, tuple([out.spec for out in known.outputs])) is not None:
+        return None
+    return known
+
+
+def _part(op: str, i: int, value: Any, args: tuple[Any, ...], now: bool = True) -> Any:
+    """Returns an input's part of a variant key, in which small integers are constants: their values are known now.
+
+    If not `now`, only those of constants are.
+    """
     signature = signature_of(op)
     assert signature is not None
     if isinstance(value, (list, tuple)) and signature.lists[i]:
-        return tuple(_part(op, i, v, args) for v in value)
+        return tuple(_part(op, i, v, args, now) for v in value)
+    if isinstance(value, EagerTensor) and not now:
+        return part_of(value._out.const if type(value) is LazyTensor else None, spec_of(value), op)
     if isinstance(value, EagerTensor):
         const = value._out.const if type(value) is LazyTensor else None
         return part_of(const or shape_like(value.resolve() if type(value) is LazyTensor else value), spec_of(value), op)

@@ -17,6 +17,7 @@ from coexec.lowering.op_failures import ASSERTION
 from coexec.lowering.plan import recurses
 from coexec.lowering.xla.philox import PHILOX, STATELESS, words_of
 from tracer.block import BRANCH, CALL, STRUCTURES, Block
+from tracer.callees import Callee
 from tracer.graph import CONST, LIST, Step, spec_of_constant
 from tracer.inputs import python_spec
 from tracer.intercept import fast_execute, flat_outputs, handling, make_constant, run_execute
@@ -97,18 +98,17 @@ def _run(
             elif step.seeded:
                 result = _draw(step, _made(inputs), seeds[step.draws - 1])
             elif step.node.callee is not None:
-                name, attrs = step.node.callee.name, step.attrs[:-2]
-                results = run_execute(ctx.device_name, name, inputs, attrs, len(step.node.callee.results))
-                result = [results[number] for number in step.node.callee.computed]
+                result = _call(ctx, step, step.node.callee, inputs)
             elif step.node.entry == "execute":
                 result = run_execute(ctx.device_name, step.op, _made(inputs), step.attrs, len(step.outputs))
             else:
                 result = _run_fast(ctx, step, inputs, step.attrs)
             raw.append(result)
-        except core._NotOkStatusException as error:
-            if step.node.entry == "fast":  # like the generated wrappers
+        except (core._NotOkStatusException, tf.errors.OpError) as error:
+            failure: Any = error  # of an operation issued by name
+            if isinstance(error, core._NotOkStatusException):
                 error.message += " name: " + str(step.node.name if step.node.name is not None else "")
-            failure = core._status_to_exception(error)
+                failure = core._status_to_exception(error)  # like the generated wrappers
             if step.node.callee is not None:
                 step.node.callee.explain(failure)
             note = note_of(step, notes)
@@ -119,6 +119,12 @@ def _run(
         for n, tensor in enumerate(tensors):
             real[step.first + n] = tensor
         yield step, inputs, tensors
+
+
+def _call(ctx: Any, step: Step, callee: Callee, inputs: list[Any]) -> list[Any]:
+    """Calls a graph function, by its name; returns those of its results that only the call tells."""
+    results = run_execute(ctx.device_name, callee.name, inputs, step.attrs[:-2], len(callee.results))
+    return [results[number] for number in callee.computed]
 
 
 def _draw(step: Step, inputs: list[Any], pair: Pair) -> Any:

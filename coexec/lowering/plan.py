@@ -15,7 +15,7 @@ from tracer.graph import Step
 from tracer.op import freeze
 from tracer.private import types_pb2
 from tracer.rebuild import RESERVED
-from tracer.spec import RESOURCE, Spec, intern_spec
+from tracer.spec import RESOURCE, VARIANT, Spec, intern_spec
 from tracer.versions import present
 
 # Operations whose CPU kernels use TensorFlow's intra-op thread pool.
@@ -126,7 +126,9 @@ def make_plan(last: Step, outputs: tuple[int, ...]) -> Plan:
             outside[place] = f"a function called at {node.location} calls itself"
         if op in STRUCTURES:
             continue  # its operations were checked when it was staged
-        if difference := differs(op):
+        if op == "ZerosLike" and getattr(step.variant.key[0], "enum", None) == VARIANT:
+            outside[place] = f"{op} at {node.location} works on a variant"
+        elif difference := differs(op):
             outside[place] = f"{op} at {node.location} {difference}"
         elif can_fail(step) and not needs_check(step):
             outside[place] = f"{op} at {node.location} may fail on some values, which XLA would not tell"
