@@ -48,7 +48,7 @@ def settle_risk(run: CallState, step: Step) -> bool:
         return False
     if guarded == PASSED:
         guarded = fate()
-    if guarded != NAMED or not (inside or needs_check(step)):
+    if guarded != NAMED or not (inside or needs_check(step) or step.node.callee is not None):
         return guarded != FREE
     # Only Keras could catch it, to name the layer: never worth a cut in a library call that runs no user code.
     return not (take_note(run.notes, step) or inside)

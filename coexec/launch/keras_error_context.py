@@ -81,7 +81,7 @@ def take_note(notes: dict[Step, Any], step: Step) -> bool:
     if frame is not None:
         given = frame.f_locals
         function = given["fn"].__func__ if type(given["fn"]) is MethodType else given["fn"]
-        if type(function) is not FunctionType:
+        if type(function) is not FunctionType and not isinstance(function, tf.types.experimental.PolymorphicFunction):
             return False
         try:
             form = given["object_name"], _form(given["args"]), _form(given["kwargs"])

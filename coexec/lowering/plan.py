@@ -126,6 +126,9 @@ def make_plan(last: Step, outputs: tuple[int, ...]) -> Plan:
             outside[place] = f"a function called at {node.location} calls itself"
         if op in STRUCTURES:
             continue  # its operations were checked when it was staged
+        if node.callee is not None:
+            outside[place] = f"{op} called at {node.location} is a graph function, which runs as TensorFlow runs it"
+            continue
         if op == "ZerosLike" and getattr(step.variant.key[0], "enum", None) == VARIANT:
             outside[place] = f"{op} at {node.location} works on a variant"
         elif difference := differs(op):

@@ -717,6 +717,36 @@ def test_layers(backend):
     check(step.trace_graph)
 
 
+@keras.saving.register_keras_serializable()
+class Refusing(keras.layers.Layer):
+    """A layer whose graph function fails on some inputs: Keras names the layer in its error."""
+
+    @tf.function
+    def call(self, x):
+        tf.debugging.assert_less(tf.reduce_max(x), 100.0, message="too large")
+        return x * 2.0
+
+
+def test_layers_that_fail(backend):
+    def make(decorate):
+        layer = Refusing(name="refusing")
+
+        @decorate
+        def step(x):
+            return layer(x + 1.0) - 1.0
+
+        def both(x):
+            try:
+                return step(x)
+            except tf.errors.InvalidArgumentError as error:
+                kept = [line for line in str(error).splitlines() if line[:1].strip() and "{{" not in line]
+                return type(error), ["too large" in str(error), "Refusing.call()" in str(error)], kept
+
+        return both
+
+    run_both(make, [(row * (1000.0 if n % 4 == 3 else 1.0),) for n, (row,) in enumerate(CALLS)], **backend)
+
+
 def test_a_loaded_model(tmp_path, backend):
     class Saved(tf.Module):
         def __init__(self):
@@ -811,8 +841,9 @@ def test_many_calls_in_a_loop(backend):
 
         return step
 
-    step = run_both(make, [(ROWS[n % 5], 3 + n // 5) for n in range(20)], **backend)
+    step = run_both(make, [(ROWS[n % 5], 30 + n // 5) for n in range(20)], **backend)
     assert step.stats().diverged <= 1
+    assert launches(step, [(ROWS[0], 33)] * 5) <= 1, causes(step)
     check(step.trace_graph)
 
 
