@@ -2,6 +2,7 @@
 
 import ctypes
 import dis
+import gc
 import inspect
 import subprocess
 import sys
@@ -18,9 +19,11 @@ from tests.tracer import unhooked
 from tracer import private
 from tracer.lazy import LazyTensor
 from tracer.private import (
+    AtomicFunction,
     CompositeTensor,
     EagerTensor,
     GradientRegistry,
+    InterpolateRuntimeError,
     KerasVariable,
     ResourceVariable,
     Trackable,
@@ -1111,3 +1114,54 @@ def test_functional_models_convert_arrays_to_the_dtypes_of_their_inputs():
 def test_wrappers_of_loaded_operations_are_marked():
     source = inspect.getsource(tf.load_op_library)
     assert "setattr(module, '_IS_TENSORFLOW_PLUGIN', True)" in source
+
+
+def test_a_graph_function_is_called_in_a_frame_of_its_atomic_function():
+    seen, execute = [], pywrap_tfe.TFE_Py_Execute
+
+    def look(handle, device, name, *args):
+        frame = sys._getframe(1)
+        while frame.f_code is not AtomicFunction.call_flat.__code__:
+            frame = frame.f_back
+        seen.append((frame.f_locals["self"], name))
+        return execute(handle, device, name, *args)
+
+    function = tf.function(lambda x: (x * 2.0, tf.shape(x)), input_signature=[tf.TensorSpec([None, 3])])
+    function(tf.ones([2, 3]))
+    pywrap_tfe.TFE_Py_Execute = look
+    try:
+        function(tf.ones([4, 3]))
+    finally:
+        pywrap_tfe.TFE_Py_Execute = execute
+    ((called, name),) = seen
+    assert called.name.decode() == name
+    assert [(out.dtype, out.shape.as_list()) for out in called.function_type.flat_outputs] == [
+        (tf.float32, [None, 3]), (tf.int32, [2])
+    ]  # fmt: skip
+    assert called.definition.signature.name == name
+
+
+def test_functions_are_registered_as_often_as_they_are_added():
+    function = tf.function(lambda x: x + 1.0).get_concrete_function(tf.TensorSpec([]))
+    name, ctx = function._inference_function.name.decode(), context.context()
+    ctx.add_function_def(ctx.get_function_def(name))
+    del function
+    gc.collect()
+    assert ctx.has_function(name)
+    ctx.remove_function(name)
+    assert not ctx.has_function(name)
+
+
+def test_the_error_of_a_call_is_completed_at_the_end_of_a_with():
+    @tf.function
+    def checking(x):
+        return tf.debugging.check_numerics(x, "here")
+
+    atomic = checking.get_concrete_function(tf.TensorSpec([]))._inference_function
+    with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+        pywrap_tfe.TFE_Py_Execute(context.context()._handle, None, atomic.name, [tf.constant(np.nan)], (), 1)
+    error = raised.value
+    assert "Detected at node" not in error.message
+    InterpolateRuntimeError(atomic).__exit__(type(error), error, None)
+    assert "Detected at node" in error.message
+    assert "Detected at node" in str(error)

@@ -1,4 +1,4 @@
-"""Calls of graph functions inside of followed calls: part of segments where they only compute, on their own otherwise."""
+"""Calls of graph functions in followed calls: part of segments where they only compute, otherwise on their own."""
 
 import gc
 
@@ -403,7 +403,7 @@ def calling_python(decorate):
 
     @tf.function
     def inner(a):
-        (total,) = tf.py_function(lambda v: seen.append(float(v)) or v * 2.0, [tf.reduce_sum(a)], [tf.float32]),
+        (total,) = tf.py_function(lambda v: [seen.append(float(v)) or v * 2.0], [tf.reduce_sum(a)], [tf.float32])
         return a + total
 
     @decorate
