@@ -480,7 +480,8 @@ class Cursor:
         if _is_written(here, wiring.slots) or self._has_ways(here, node, variant):
             return self._move(Step.at_join(here, node, len(inputs)), node)
         wiring.commit()
-        return self._move(Step(here, node.op, node, variant, tuple(wiring.slots), {}, {}, tuple(wiring.specs)), node)
+        step = Step(here, node.op, node, variant, tuple(wiring.slots), wiring.consts, {}, tuple(wiring.specs))
+        return self._move(step, node)
 
     def _has_ways(self, here: Step, node: Node, variant: Variant) -> bool:
         """Returns whether to cut before a function's call, as calls come to it by ever other ways: see `_is_join`.

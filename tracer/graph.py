@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from tensorflow import as_dtype
 
 from tracer import seeds
 from tracer.callees import MAX_AT_PLACE, Callee, Callees, name_in
@@ -24,7 +25,7 @@ from tracer.inputs import shape_like
 from tracer.lazy import Output
 from tracer.location import FREE, Location
 from tracer.op import Const, copied_attrs, freeze, signature_of
-from tracer.spec import RESOURCE, STRING, VARIANT, Spec, spec_of
+from tracer.spec import RESOURCE, STRING, VARIANT, Spec, intern_spec, spec_of
 
 CONST = -(1 << 40)  # slot of a constant input
 LIST = CONST - 1  # slot of a list input
@@ -62,8 +63,8 @@ class Node:
 
     __slots__ = (
         "after", "attrs", "callee", "constants", "decides", "entry", "fed", "guarded", "head", "host", "inputs",
-        "joined", "location", "name", "number", "op", "predecessors", "shaping", "specific", "successors", "variants",
-        "waits",
+        "joined", "location", "name", "number", "op", "predecessors", "returned", "shaping", "specific", "successors",
+        "variants", "waits",
     )  # fmt: skip
 
     def __init__(self, number: int, op: str, entry: str, attrs: tuple[Any, ...], location: Location) -> None:
@@ -75,6 +76,7 @@ class Node:
         self.name: Any = None
         self.guarded = FREE  # what may happen to its error: FREE, NAMED, PASSED or CAUGHT (`location`)
         self.callee: Callee | None = None  # the function that it calls as part of segments
+        self.returned: dict[Any, Output] = {}  # of its results, those that are known without a call
         self.host: str | None = None  # why this is a host op, which runs on its own and is not part of a segment
         self.variants: dict[tuple[Any, ...], Variant] = {}
         self.successors: dict[int, Node] = {}
@@ -89,6 +91,13 @@ class Node:
         self.constants: dict[Any, Const] = {}  # first values of those that may be fed, by input or (input, item)
         self.after: Step | None = None
         self.head: Node = self  # the first node of this operation at this call stack
+
+    def constant(self, number: int, value: np.ndarray[Any, Any]) -> Output:
+        """Returns the output for a result of a function whose value is known without a call: one for equal values."""
+        key = number, Const(value)
+        if key not in self.returned:
+            self.returned[key] = Output(intern_spec(as_dtype(value.dtype).as_datatype_enum, value.shape), key[1], self)
+        return self.returned[key]
 
     def start_after(self) -> Step:
         """Returns the root of the steps after a cut at this node; all iterations share it."""

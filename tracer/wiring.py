@@ -59,10 +59,18 @@ class Wiring:
         return tuple(parts)
 
     def call(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Computes the wiring of a function's call, whose inputs are tensors; none of them is taken as a constant."""
-        found = [self._input(i, value, True) for i, value in enumerate(inputs)]
-        self.slots = [slot for slot, _, _ in found]
-        return tuple(part for _, part, _ in found)
+        """Computes the wiring of a function's call, whose inputs are tensors.
+
+        Constants are those alone that another function returns, for its backward function; others may change.
+        """
+        parts = []
+        for i, value in enumerate(inputs):
+            slot, part, _ = self._input(i, value, True) if not _is_returned(value) else (CONST, value._out.spec, None)
+            if slot == CONST:
+                self.consts[i] = value._out.const
+            self.slots.append(slot)
+            parts.append(part)
+        return tuple(parts)
 
     def numbers(self, parts: tuple[Any, ...]) -> dict[Any, Const]:
         """Returns the constants whose values no output shape depends on, by input or (input, item)."""
@@ -168,3 +176,9 @@ class Wiring:
                 self.made.append(real)
             self.specs.append(spec)
         return -1 - self.new[id(real)][0]
+
+
+def _is_returned(value: Any) -> bool:
+    """Whether this is a constant that a graph function returns."""
+    out = value._out if type(value) is LazyTensor else None
+    return out is not None and out.const is not None and out.node is not None and out.node.callee is not None

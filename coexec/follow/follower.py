@@ -41,7 +41,7 @@ from tracer.constants import constant_output, index_outputs
 from tracer.cursor import Mismatch
 from tracer.errors import FailedTensor
 from tracer.faults import absorbs, is_fault
-from tracer.graph import Step, TraceGraph
+from tracer.graph import Node, Step, TraceGraph
 from tracer.host_ops import MAKES_VARIABLE
 from tracer.inputs import as_spelled, settle, small, spelled
 from tracer.intercept import tape_is_empty
@@ -273,7 +273,7 @@ class Follower(CallState):
                 step, _ = self._step_of(name, tuple(inputs), given if function is None else named(given, function))
                 result = self._answer(step) if step is not None and not step.host else None
                 if step is not None and step.node is not None and step.node.callee is not None:
-                    result = self._completed(step.node.callee, result, inputs)
+                    result = self._completed(step.node, step.node.callee, result, inputs)
             except Exception:
                 self._retract(before)
                 raise
@@ -291,7 +291,7 @@ class Follower(CallState):
             return self.recorder.execute(device, op, inputs, attrs, outputs, cancel)
         return self.run_alone(lambda: intercept.run_execute(device, op, inputs, attrs, outputs, cancel), step)
 
-    def _completed(self, callee: Callee, computed: Any, inputs: Any) -> list[Any]:
+    def _completed(self, node: Node, callee: Callee, computed: Any, inputs: Any) -> list[Any]:
         """Returns all results of a function: besides those that it computes, those that are known without a call."""
         results: list[Any] = [None] * len(callee.results)
         for number, tensor in zip(callee.computed, computed, strict=True):
@@ -301,12 +301,12 @@ class Follower(CallState):
                 handle = unwrap(inputs[found])
                 lazy = results[number] = new_lazy(Output(self.graph.handle_spec(handle)), -1, self)
                 lazy._value = handle
-                self.constants.append(lazy)
-            elif kind == "constant":
-                results[number] = self.constant(found, None)
             else:
-                ((_, shape),) = self.graph.handle_spec(unwrap(inputs[found])).handle
-                results[number] = self.constant(np.array(shape, tf.dtypes.as_dtype(enum[0]).as_numpy_dtype), None)
+                if kind == "shape":
+                    ((_, shape),) = self.graph.handle_spec(unwrap(inputs[found])).handle
+                    found = np.array(shape, tf.dtypes.as_dtype(enum[0]).as_numpy_dtype)
+                results[number] = lazy = new_lazy(node.constant(number, found), -1, self)
+            self.constants.append(lazy)
         return results
 
     def _run_cancelable(self, run: Callable[[], Any]) -> Any:

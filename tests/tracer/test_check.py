@@ -125,7 +125,7 @@ def a_node_without_variants(graph):
     graph.nodes[1].variants.clear()
 
 
-@breaks("what is no registered operation runs on its own")
+@breaks("what is no registered operation runs on its own, or is a function that segments call")
 def a_function_in_a_segment(graph):
     node = graph.nodes[1]
     key = next(k for k, n in graph.index.items() if n is node)

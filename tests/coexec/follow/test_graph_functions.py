@@ -258,6 +258,21 @@ def looping(decorate):
     return step
 
 
+def compiled_and_trained(decorate):
+    weight = tf.Variable([1.0, -0.5, 0.3])
+    forward = tf.function(lambda x: tf.reduce_sum(tf.nn.softmax(x * weight) ** 2), jit_compile=True)
+
+    @decorate
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = forward(x)
+        slope = tape.gradient(loss, weight)
+        weight.assign_sub(0.05 * slope)
+        return loss, slope
+
+    return step
+
+
 def second_order(decorate):
     weight = tf.Variable([1.0, -0.5, 0.3])
     forward = tf.function(lambda x: tf.reduce_sum(tf.sin(x * weight) ** 3))
@@ -286,14 +301,15 @@ def forward_mode(decorate):
     return step
 
 
-@pytest.mark.parametrize(
-    ("make", "most"),
-    [(trained, 1), (loss_function, 1), (gathered, 1), (looping, 1), (second_order, 1), (forward_mode, 3)],
-    ids=lambda given: getattr(given, "__name__", ""),
-)
-def test_gradients(make, most, backend):
+JOINED_GRADIENTS = {
+    trained: 1, loss_function: 1, gathered: 1, looping: 1, compiled_and_trained: 1, second_order: 1, forward_mode: 3
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("make", JOINED_GRADIENTS, ids=lambda make: make.__name__)
+def test_gradients(make, backend):
     step = run_both(make, CALLS, **backend)
-    assert launches(step, CALLS) <= most, causes(step)
+    assert launches(step, CALLS) <= JOINED_GRADIENTS[make], causes(step)
     check(step.trace_graph)
 
 
