@@ -446,7 +446,7 @@ class Cursor:
         assert here.node is not None
         self.graph.link(here.node, node)
         callee = self.graph.callees.of(attrs[-1]) if node.host == CALLED else None
-        if callee is not None and (step := self._call_of(callee, node, inputs, attrs)) is not None:
+        if callee is not None and not here.dynamic and (step := self._call_of(callee, node, inputs, attrs)) is not None:
             self.adopted += 1
             return step
         for step in here.next:

@@ -548,7 +548,7 @@ def test_a_function_that_fails(make, backend):
 # Functions come and go.
 
 
-def test_other_shapes_are_traced_anew(backend):
+def test_other_shapes_are_traced_anew(backend, exact_sizes):
     def make(decorate):
         traced = []
 
