@@ -410,8 +410,11 @@ class _Generalised:
         checks = [check for check in self._checks if not self._is_elementwise(*check)]
         count = len(self._symbols)
         samples = [list(sizes)[:count] for sizes in _SAMPLES]
-        # And each far larger than the others: what is clamped to another size, or to twice that, shows.
+        # Each as small as it may be, and far smaller and larger than the others: what is clamped to a number, to another
+        # size, or to twice that, shows.
         few, many = _SAMPLES[2], _SAMPLES[-1]
+        least = range(LEAST, LEAST + 3)
+        samples += [[small if n == k else few[n] for n in range(count)] for k in range(count) for small in least]
         samples += [[many[n] if n == k else few[n] for n in range(count)] for k in range(count) if count > 1]
         samples += [[few[n] if n == k else many[n] for n in range(count)] for k in range(count) if count > 1]
         for sizes in samples:
