@@ -410,10 +410,11 @@ class _Generalised:
         checks = [check for check in self._checks if not self._is_elementwise(*check)]
         count = len(self._symbols)
         samples = [list(sizes)[:count] for sizes in _SAMPLES]
-        # Each as small as it may be, and far smaller and larger than the others: what is clamped to a number, to another
-        # size, or to twice that, shows.
+        # All and each as small as they may be, and far smaller and larger than the others: what is clamped to a number,
+        # to another size, or to twice that, shows.
         few, many = _SAMPLES[2], _SAMPLES[-1]
         least = range(LEAST, LEAST + 3)
+        samples += [[small] * count for small in least]
         samples += [[small if n == k else few[n] for n in range(count)] for k in range(count) for small in least]
         samples += [[many[n] if n == k else few[n] for n in range(count)] for k in range(count) if count > 1]
         samples += [[few[n] if n == k else many[n] for n in range(count)] for k in range(count) if count > 1]

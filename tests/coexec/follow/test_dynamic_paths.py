@@ -393,6 +393,10 @@ CLAMPED = {
         lambda x, y: tf.tanh(tf.tile((x + tf.reduce_max(y))[:3], [2, 1])),
         [(55, 34), (6, 6), (2, 35), (59, 55), (27, 2), (49, 49), (43, 15), (2, 18), (3, 2), (2, 2)],
     ),
+    "the last five of both": (
+        lambda x, y: tf.tanh(tf.concat([x, y], 0)[-5:]),
+        [(55, 34), (6, 6), (12, 35), (59, 55), (27, 12), (49, 49), (2, 18), (3, 2), (2, 2), (2, 3)],
+    ),
     "every other": (lambda x, y: tf.tanh(x[::2]), [(n, 3) for n in (7, 50, 51, 8, 9, 52, 53, 10)]),
     "every third": (lambda x, y: tf.tanh(x[1::3]), [(n, 3) for n in (7, 50, 51, 8, 9, 52, 53, 10)]),
     "but five": (lambda x, y: tf.tanh(x[:-5]), [(n, 3) for n in (7, 50, 51, 8, 9, 52, 3, 10, 2)]),
