@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from coexec.base.tuning import tuning
 from tracer.graph import Step
 from tracer.sizes import DynamicSpec
 from tracer.spec import RESOURCE, VARIANT, Spec
-
-_KEPT = 64  # sizes that are remembered, of a dimension
-_WANTED = 2  # sizes other than those fitted to, of a dimension
 
 
 class ProvenSizes:
@@ -40,12 +38,12 @@ class ProvenSizes:
         if self._before is None or len(self._before) != len(sizes):
             self._before = [set() for _ in sizes]
         for seen, size in zip(self._before, sizes, strict=True):
-            if len(seen) < _KEPT:
+            if len(seen) < tuning.max_proven_sizes:
                 seen.add(size)
         for k, axis, _, seen in self._seen:
-            if len(seen) < _KEPT:
+            if len(seen) < tuning.max_proven_sizes:
                 seen.add(feeds[k]._shape_tuple()[axis])
-        self._any = all(len(seen - fitted) >= _WANTED for _, _, fitted, seen in self._seen)
+        self._any = all(len(seen - fitted) >= tuning.proven_sizes for _, _, fitted, seen in self._seen)
 
     def hold(self, earlier: Sequence[Any], new: Sequence[Any], before: Sequence[Any]) -> bool:
         """Returns whether the call may be skipped with these feeds: those from before it, and its own.
@@ -55,7 +53,7 @@ class ProvenSizes:
         sizes = list(_flat(before))
         if self._before is None or len(self._before) != len(sizes):
             return False
-        if not all(len(seen) > _WANTED or n in seen for n, seen in zip(sizes, self._before, strict=True)):
+        if not all(len(seen) > tuning.proven_sizes or n in seen for n, seen in zip(sizes, self._before, strict=True)):
             return False
         feeds = [*earlier, *new]
         for k, (spec, feed) in enumerate(zip(self._new, new, strict=True), len(earlier)):
@@ -64,7 +62,7 @@ class ProvenSizes:
         if self._any:
             return True
         return all(
-            len(seen - fitted) >= _WANTED or feeds[k]._shape_tuple()[axis] in seen
+            len(seen - fitted) >= tuning.proven_sizes or feeds[k]._shape_tuple()[axis] in seen
             for k, axis, fitted, seen in self._seen
         )
 
