@@ -339,6 +339,7 @@ def function(
     regions: Literal["all"] | bool = True,
     control_flow: bool = False,
     batching: bool = False,
+    dynamic_sizes: bool = False,
 ) -> Callable[[Callable[..., Any]], Function]: ...
 
 
@@ -354,6 +355,7 @@ def function(
     regions: Literal["all"] | bool = True,
     control_flow: bool = False,
     batching: bool = False,
+    dynamic_sizes: bool = False,
 ) -> Any:
     """Makes a function of eager TensorFlow operations fast, without changing what it does.
 
@@ -380,11 +382,16 @@ def function(
       batching: where calls keep taking new ways (trees, sequences of all lengths), so that following them does not pay,
         carry out operations that come from the same places of the source together, as a few large ones, and their
         gradients, too, if that takes less time. Experimental; sums are taken in another order than eagerly.
+      dynamic_sizes: follow calls whose sizes are new each time at any size, with exact shapes, where what depends on
+        sizes is sums and products of them; experimental.
 
     Returns:
       A `Function`, or a decorator if `func` is not given.
     """
-    options = Options(jit_compile, input_signature, reduce_retracing, strict, name, regions, control_flow, batching)
+    options = Options(
+        jit_compile, input_signature, reduce_retracing, strict, name, regions, control_flow, batching,
+        dynamic_sizes,
+    )  # fmt: skip
     if func is None:
         return lambda f: function_of(f, options)
     return function_of(func, options)

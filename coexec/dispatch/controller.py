@@ -76,7 +76,7 @@ class Controller:
         self._diverged = False  # whether the last followed call took a new path
         code = getattr(function, "__code__", None)
         self._is_method = isinstance(code, CodeType) and code.co_varnames[: code.co_argcount][:1] == ("self",)
-        self.sizes = ShapePolicy(self._is_method)
+        self.sizes = ShapePolicy(self._is_method, self._is_dynamic())
         self.dynamic = DynamicPaths(is_frequent)
         self.batching: BatchedCalls | None = None  # from the first backoff on
         self._followed = 0
@@ -434,6 +434,9 @@ class Controller:
             text = "following took longer than plain calls, so some run plainly"
             self.ledger.cause(Kind.BACKOFF, text, self.name)
 
+    def _is_dynamic(self) -> bool:
+        return self.options.dynamic_sizes and self.options.jit_compile is not True
+
     def _settle(self, following: Follower, finished: bool) -> None:
         """Counts a followed call, and merges what it recorded into the graph."""
         cursor, recorder = following.cursor, following.recorder
@@ -450,7 +453,7 @@ class Controller:
                 self._learn(recorder.trace)
         elif finished and following.graph is self.graph:
             self.graph.exits.add((cursor.last or self.graph.entry).number)
-            if cursor.adopted_in and self.control is None and self.options.jit_compile is not True:
+            if cursor.adopted_in and self.control is None and self._is_dynamic():
                 with self._lock, intercept.handling(None):
                     for last, numbers in cursor.adopted_in:
                         self.dynamic.note(self.graph, last, numbers)
@@ -475,7 +478,8 @@ class Controller:
             if self.control is not None:
                 self.control.clear()
             self.graph, self.ran = TraceGraph(self.name), []
-            self.account, self.sizes, self.batching = Profitability(), ShapePolicy(self._is_method), None
+            self.account, self.batching = Profitability(), None
+            self.sizes = ShapePolicy(self._is_method, self._is_dynamic())
             self.dynamic = DynamicPaths(is_frequent)
 
 

@@ -27,8 +27,12 @@ class Verdict(enum.IntEnum):
 class ShapePolicy:
     """The sizes of one function's arguments, and how often each combination was seen."""
 
-    def __init__(self, is_method: bool = False) -> None:
-        """`is_method`: whether the first argument is an object that the function is a method of, not data."""
+    def __init__(self, is_method: bool = False, is_dynamic: bool = False) -> None:
+        """`is_method`: whether the first argument is an object that the function is a method of, not data.
+
+        `is_dynamic`: whether the function may be followed at any size, once it has been at a few.
+        """
+        self._at_once = tuning.sizes_before_any if is_dynamic else 0
         self._first = int(is_method)
         self._seen: dict[Any, int] = {}
         self._soon = 0  # how many are followed though not seen often
@@ -46,7 +50,8 @@ class ShapePolicy:
         times = seen.get(key)
         if times is None:
             times = 0
-            if len(seen) < tuning.sizes_at_once and room:  # the very first is like any call of a new function
+            # The very first is like any call of a new function.
+            if len(seen) < max(tuning.sizes_at_once, self._at_once) and room:
                 times = tuning.size_often if seen else tuning.size_often + tuning.size_invested
                 self._soon += 1
             if len(seen) >= tuning.max_sizes:

@@ -213,7 +213,7 @@ def batch(n):
 def test_two_hundred_sizes():
     """All are followed, at any size: losses and weights are eager's, and few executables are compiled."""
     (plain, one), (mine, other) = step_of(1), step_of(1)
-    step = coexec.function(mine)
+    step = coexec.function(mine, dynamic_sizes=True)
     for n in map(int, np.random.default_rng(0).permutation(np.arange(1, 201))):
         np.testing.assert_allclose(plain(*batch(n)), step(*batch(n)), rtol=1e-4, atol=1e-6)
     for a, b in zip(one.weights, other.weights, strict=True):

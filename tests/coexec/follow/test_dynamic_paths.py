@@ -1,5 +1,7 @@
 """Dynamic paths: programs whose sizes are new in each call are followed at any size, with eager's values and shapes."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from tests.coexec import outcomes, run_both, unchanged
 from tests.snapshots import assert_same
 from tracer.check import check
 
+dynamic = functools.partial(coexec.function, dynamic_sizes=True)
 RNG = np.random.default_rng(5)
 SIZES = [7, 12, 5, 23, 9, 31, 4, 17, 40, 6, 13, 28, 3, 19, 8, 50, 2, 11, 33, 14, 21, 10, 64, 15]
 ODD = [0, 1, 7, 2, 1, 16, 0, 5, 3, 1, 100, 2]  # at 0 and 1, broadcasting, or TensorFlow's Python, does something else
@@ -104,7 +107,7 @@ def trained(body, extra=None):
 
 def compare(make, sizes):
     """Compares calls at these sizes with eager's, up to the rounding of sums, and returns what was decorated."""
-    expected, decorated = outcomes(make(unchanged), [(rows(n),) for n in sizes]), make(coexec.function)
+    expected, decorated = outcomes(make(unchanged), [(rows(n),) for n in sizes]), make(dynamic)
     for n, one, other in zip(sizes, expected, outcomes(decorated, [(rows(n),) for n in sizes]), strict=True):
         assert_same(one, other, 1e-4, 1e-5, f"at {n}: ")
     return decorated
@@ -139,7 +142,7 @@ def test_gradients_are_memoized():
 
         return step
 
-    step = run_both(make, [(rows(n),) for n in SIZES])
+    step = run_both(make, [(rows(n),) for n in SIZES], dynamic_sizes=True)
     before = step.stats()
     for n in (71, 45, 38, 90, 29):
         step(rows(n))
@@ -364,7 +367,7 @@ def test_layers(name):
 
         return step
 
-    expected, decorated = outcomes(make(unchanged), [(rows(n),) for n in SIZES]), make(coexec.function)
+    expected, decorated = outcomes(make(unchanged), [(rows(n),) for n in SIZES]), make(dynamic)
     for n, one, other in zip(SIZES, expected, outcomes(decorated, [(rows(n),) for n in SIZES]), strict=True):
         assert_same(one, other, 1e-3, 1e-4, f"at {n}: ")
 
@@ -372,7 +375,7 @@ def test_layers(name):
 def given(make, calls, rtol=1e-4):
     """Compares calls with these pairs of sizes with eager's."""
     calls = [tuple(rows(n) if isinstance(n, int) else n for n in sizes) for sizes in calls]
-    expected, decorated = outcomes(make(unchanged), calls), make(coexec.function)
+    expected, decorated = outcomes(make(unchanged), calls), make(dynamic)
     for number, (one, other) in enumerate(zip(expected, outcomes(decorated, calls), strict=True)):
         assert_same(one, other, rtol, 1e-5, f"call {number}: ")
 
