@@ -39,9 +39,9 @@ from tracer.spec import RESOURCE, VARIANT, Spec, intern_spec
 MIN_SIZES = 3  # of an operation, before its path is made dynamic: a program that has but two is best off with two paths
 MAX_FAMILIES = 64
 MAX_ATTEMPTS = 3  # to make a path dynamic; beyond these, something else than sizes differs between its calls
-_LARGEST = 2**31 - 1
 MAX_SIZES = 10  # open dimensions of a path
-# Sizes at which shapes are compared: each of one, a few, tens, hundreds, thousands and a million, and no two are equal.
+_LARGEST = 2**31 - 1  # a size beyond the integers in which TensorFlow holds shapes cannot be compared
+# Sizes at which shapes are compared, one for each open dimension: a few, tens, hundreds, thousands, a million.
 _SAMPLES = (
     range(LEAST, LEAST + MAX_SIZES),
     range(LEAST + MAX_SIZES, LEAST, -1),
@@ -50,7 +50,7 @@ _SAMPLES = (
     (5003, 5009, 5011, 5021, 5023, 5039, 5051, 5059, 5077, 5081),
     (1000003, 1000033, 1000037, 1000039, 1000081, 1000099, 1000117, 1000121, 1000133, 1000151),
 )
-# Of the operations whose shapes follow from shapes, those that are not elementwise.
+# Of the operations whose shapes follow from shapes, those that are elementwise.
 _ELEMENTWISE = SHAPED_BY_SHAPES - {
     "AddN", "BatchMatMulV2", "BiasAddGrad", "L2Loss", "LogSoftmax", "MatMul", "ReadVariableOp", "Softmax"
 }  # fmt: skip
@@ -146,7 +146,7 @@ class _Generalised:
         self._specs: list[Spec] = []  # of the feeds
         self._feeds: dict[int, int] = {}  # of the other segment: their numbers here
         self._dims: list[tuple[Any, ...]] = []  # of the feeds, with sizes for open dimensions
-        self._parts: list[Any] = []  # of the segment's tensors: a spec, a constant, or a `DynamicOutput`
+        self._parts: list[Any] = []  # the segment's tensors, as outputs of its steps
         self._checks: list[tuple[Node, tuple[Any, ...], tuple[Output, ...]]] = []
 
     def build(self) -> tuple[Step, int]:
@@ -204,7 +204,6 @@ class _Generalised:
         outputs = tuple([self._output(x, y) for x, y in zip(a.outputs, b.outputs, strict=True)])
         same = all(x is y for x, y in zip(outputs, b.outputs, strict=True)) and all(map(_is_same, key, b.variant.key))
         variant = b.variant if same else Variant(key, outputs, b.variant.template)
-        assert b.node is not None
         if not same:
             self._checks.append((b.node, tuple(parts), outputs))
         self._parts += outputs

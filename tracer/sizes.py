@@ -168,7 +168,6 @@ def const_at(const: Const, feeds: Sequence[Any]) -> Const:
     return const.at(feeds) if isinstance(const, SizedConst) else const
 
 
-
 def open_feeds(last: Step) -> list[int]:
     """Returns the numbers of the feeds whose sizes decide those of all tensors of a segment."""
     specs = [spec for step in last.chain() for spec in step.specs]

@@ -117,11 +117,11 @@ class Tuning:
     # Of a segment on a path for any size: visits at the same sizes after which XLA may compile for these, and for how
     # many combinations of sizes.
     frequent_visits: int = 8
+    frequent_sizes: int = 8
     # Of an open dimension: sizes, other than those that a path was fitted to, at which a memoized call must have agreed
     # with runs of its Python before it is skipped at any; and how many are remembered.
     proven_sizes: int = 2
     max_proven_sizes: int = 64
-    frequent_sizes: int = 8
     size_depth: int = 3  # levels of nested arguments that are inspected
     size_items: int = 64  # items per container that are inspected
 
