@@ -14,7 +14,7 @@ from tracer.block import BRANCH, COUNT, FLAG, LOOP, Block, Branch, WhileLoop
 from tracer.errors import Refused
 from tracer.intercept import flat_outputs
 from tracer.lazy import LazyTensor
-from tracer.nodedef import outputs_of
+from tracer.nodedef import run_through
 from tracer.op import signature_of
 from tracer.private import context
 from tracer.spec import RESOURCE, Spec, intern_spec
@@ -91,21 +91,10 @@ class _Writer:
         definition = ctx.get_function_def(name)
         if definition.attr["_XlaMustCompile"].b:
             raise Refused(f"{name} is compiled by XLA")
-        values = {arg.name: value for arg, value in zip(definition.signature.input_arg, given, strict=True)}
-        waiting = list(definition.node_def)
-        while waiting:
-            later = []
-            for node in waiting:
-                names = [n for n in node.input if not n.startswith("^")]
-                if all(n in values for n in names):
-                    results = self._operation(node, [values[n] for n in names])
-                    values.update(zip(outputs_of(node), results, strict=True))
-                else:
-                    later.append(node)
-            if len(later) == len(waiting):
-                raise Refused(f"the operations of {name} have no order")
-            waiting = later
-        return [values[definition.ret[arg.name]] for arg in definition.signature.output_arg]
+        results = run_through(definition, given, self._operation)
+        if results is None:
+            raise Refused(f"the operations of {name} have no order")
+        return results
 
     def _operation(self, node: Any, inputs: list[Any]) -> list[Any]:
         op = node.op

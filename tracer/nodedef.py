@@ -9,7 +9,7 @@ Relies on `op_def_library.value_to_attr_value`, and on the output names in funct
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,6 +97,27 @@ def _attr_value(value: Any, kind: str, name: str) -> Any:
             _attr_values.clear()
         found = _attr_values[key] = op_def_library.value_to_attr_value(value, kind, name)
     return found
+
+
+def run_through(definition: Any, given: list[Any], run: Callable[[Any, list[Any]], Iterable[Any]]) -> list[Any] | None:
+    """Returns a function's results; `run` makes the outputs of an operation from its inputs.
+
+    Operations come in an order in which inputs are known. None if there is none.
+    """
+    values = {arg.name: value for arg, value in zip(definition.signature.input_arg, given, strict=True)}
+    waiting = list(definition.node_def)
+    while waiting:
+        later = []
+        for node in waiting:
+            names = [name for name in node.input if not name.startswith("^")]
+            if all(name in values for name in names):
+                values.update(zip(outputs_of(node), run(node, [values[name] for name in names]), strict=True))
+            else:
+                later.append(node)
+        if len(later) == len(waiting):
+            return None
+        waiting = later
+    return [values[definition.ret[arg.name]] for arg in definition.signature.output_arg]
 
 
 def outputs_of(node: Any) -> list[str]:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tracer.callees import MAX_SIZES, Callee
 from tracer.intercept import handling
-from tracer.nodedef import Symbol, grouped, outputs_of, write_constant, write_operation
+from tracer.nodedef import Symbol, grouped, run_through, write_constant, write_operation
 from tracer.op import Const, freeze
 from tracer.private import (
     context,
@@ -66,20 +66,10 @@ class _Scratch:
 
     def call(self, definition: Any, given: list[Any]) -> list[Any]:
         """Adds the operations of a function to which these tensors are given; returns its results."""
-        tensors = {arg.name: tensor for arg, tensor in zip(definition.signature.input_arg, given, strict=True)}
-        waiting = list(definition.node_def)
-        while waiting:
-            later = []
-            for node in waiting:
-                names = [name for name in node.input if not name.startswith("^")]
-                if all(name in tensors for name in names):
-                    tensors.update(zip(outputs_of(node), self._inside(node, [tensors[n] for n in names]), strict=True))
-                else:
-                    later.append(node)
-            if len(later) == len(waiting):
-                raise ValueError("a function's operations have no order")
-            waiting = later
-        return [tensors[definition.ret[arg.name]] for arg in definition.signature.output_arg]
+        results = run_through(definition, given, self._inside)
+        if results is None:
+            raise ValueError("a function's operations have no order")
+        return results
 
     def _inside(self, node: Any, given: list[Any]) -> list[Any]:
         if node.op in ("PartitionedCall", "StatefulPartitionedCall"):
