@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from coexec.compile.executable import Executable
+from coexec.compile.executable import BoundGraph, Executable
 from coexec.lowering.lifted_constants import may_vary
 from coexec.lowering.plan import Plan
 from tracer.intercept import make_constant
@@ -20,28 +20,18 @@ from tracer.sizes import SizedConst
 Make = Callable[[dict[Any, int] | None], Executable | None]
 
 
-class DynamicGraph(Executable):
+class DynamicGraph(BoundGraph):
     """A graph that is launched with the constants at its feeds' sizes."""
 
     def __init__(self, shared: Executable, plan: Plan, consts: list[SizedConst]) -> None:
         """`consts`: the constants by argument number."""
-        self.backend = "graph"
-        self.feeds, self.size = plan.feeds, plan.size
-        self.outputs, self.given = shared.outputs, shared.given
-        self.name = shared.name
-        self.ops, self.folded = shared.ops, 0
-        self.checked = self.loaded = self.trusted = False
-        self.parts, self.varying = [], []
-        self.launches = self.audit_at = 0
-        self.took = self.audited_in = 0.0
-        self.shared = shared
-        self._consts = [
-            (consts[number], tf.dtypes.as_dtype(enum).as_numpy_dtype) for number, enum in shared.varying
-        ]
+        super().__init__(shared, plan, shared.name)
+        self.ops = shared.ops
+        self._consts = [(consts[number], tf.dtypes.as_dtype(enum).as_numpy_dtype) for number, enum in shared.varying]
 
-    def _execute(self, feeds: list[Any], into: list[Any]) -> None:
-        more = [make_constant(np.asarray(const.at(feeds).value, dtype), None) for const, dtype in self._consts]
-        self.shared._execute([*feeds, *more], into)
+    def arguments(self, feeds: list[Any]) -> list[Any]:
+        """Returns the constants at the sizes of these feeds."""
+        return [make_constant(np.asarray(const.at(feeds).value, dtype), None) for const, dtype in self._consts]
 
 
 def dynamic_graph(plan: Plan, make: Make) -> Executable | None:

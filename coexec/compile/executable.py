@@ -185,6 +185,29 @@ class Executable:
         self.loaded = code.loaded
 
 
+class BoundGraph(Executable):
+    """A graph shared by several executables, which is launched with arguments of this one's besides the feeds."""
+
+    def __init__(self, shared: Executable, plan: Plan, name: str) -> None:
+        self.backend = "graph"
+        self.feeds, self.size = plan.feeds, plan.size
+        self.outputs, self.given = shared.outputs, shared.given  # possibly more than the plan needs
+        self.name = name
+        self.ops = self.folded = 0  # it holds no operations of its own
+        self.checked = self.loaded = self.trusted = False
+        self.parts, self.varying = [], []
+        self.launches = self.audit_at = 0
+        self.took = self.audited_in = 0.0
+        self.shared = shared
+
+    def arguments(self, feeds: list[Any]) -> list[Any]:
+        """Returns what the graph is given besides these feeds."""
+        raise NotImplementedError
+
+    def _execute(self, feeds: list[Any], into: list[Any]) -> None:
+        self.shared._execute([*feeds, *self.arguments(feeds)], into)
+
+
 class Alone:
     """A block as a graph function of its own: for recursion, which cannot be replayed operation by operation."""
 

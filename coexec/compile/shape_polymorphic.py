@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from coexec.base.tuning import tuning
-from coexec.compile.executable import Executable
+from coexec.compile.executable import BoundGraph, Executable
 from coexec.compile.platform_key import digest
 from coexec.lowering.emit import SCATTERS
 from coexec.lowering.lifted_constants import may_vary
@@ -33,24 +33,17 @@ from tracer.spec import RESOURCE, Spec
 Make = Callable[[dict[Any, int] | None], Executable | None]
 
 
-class Sized(Executable):
+class Sized(BoundGraph):
     """A shared graph bound to the lifted constants of one size."""
 
     def __init__(self, shared: Executable, plan: Plan, more: list[Any]) -> None:
-        self.backend = "graph"
-        self.feeds, self.size = plan.feeds, plan.size
-        self.outputs, self.given = shared.outputs, shared.given  # possibly more than the plan needs
         values = [tensor.numpy().tobytes() for tensor in more]
-        self.name = f"{shared.name}_{digest(repr((plan.feeds, values)).encode())}"
-        self.ops = self.folded = 0  # it holds no operations of its own
-        self.checked = self.loaded = self.trusted = False
-        self.parts, self.varying = [], []
-        self.launches = self.audit_at = 0
-        self.took = self.audited_in = 0.0
-        self.shared, self._more = shared, more
+        super().__init__(shared, plan, f"{shared.name}_{digest(repr((plan.feeds, values)).encode())}")
+        self._more = more
 
-    def _execute(self, feeds: list[Any], into: list[Any]) -> None:
-        self.shared._execute([*feeds, *self._more], into)
+    def arguments(self, feeds: list[Any]) -> list[Any]:
+        """Returns the lifted constants."""
+        return self._more
 
 
 class PolymorphicGraphs:
