@@ -39,6 +39,7 @@ TRACER = [
     ["trace", "constants", "derive", "block", "sizes"],
     ["keras_variables", "merge", "recorder", "wiring", "syntax", "stage", "shape_sources"],
     ["cursor", "forms", "functions"],
+    ["shape_rules"],
     ["show", "check", "dynamic_paths"],
 ]
 

@@ -211,8 +211,8 @@ def _check_step(graph: TraceGraph, parent: Step, step: Step, tensors: list[Outpu
     _rule(step.join or step.arity == len(step.slots), step, "it has a slot for each input")
     draws = parent.draws + step.seeded
     _rule(step.draws == draws, step, f"the segment has {draws} draws up to it")
+    _rule(step.dynamic or not parent.dynamic, step, "what follows an operation for any size is for any size, too")
     if step.host:
-        _rule(step.join or node.host is not None, step, "it runs on its own because its node does")
         _rule(not step.join or parent.parent is not None, step, "a join is in the middle of a segment")
         _rule(not step.slots and step.variant is None, step, "what runs on its own has no wiring")
         return
@@ -220,7 +220,6 @@ def _check_step(graph: TraceGraph, parent: Step, step: Step, tensors: list[Outpu
     assert variant is not None
     known = step.dynamic or node.variants.get(variant.key) is variant
     _rule(known, step, "its variant is one of its node, if it is for exact sizes")
-    _rule(step.dynamic or not parent.dynamic, step, "what follows an operation for any size is for any size, too")
     _rule(step.outputs is variant.outputs, step, "its outputs are its variant's")
     _rule(step.single == (variant.template == -1), step, "it returns one tensor if its variant does")
     _check_wiring(step, variant, tensors, [*feeds, *step.specs])

@@ -20,8 +20,8 @@ from tracer.cursor import MAX_STEPS
 from tracer.derive import folded_variant, inferred_variant
 from tracer.graph import CONST, LIST, Node, Step, TraceGraph, Variant
 from tracer.lazy import Output
-from tracer.merge import SHAPED_BY_SHAPES
-from tracer.op import Const, array_in
+from tracer.op import Const, array_in, freeze
+from tracer.shape_rules import shape_of
 from tracer.sizes import (
     LEAST,
     UNKNOWN,
@@ -50,10 +50,6 @@ _SAMPLES = (
     (5003, 5009, 5011, 5021, 5023, 5039, 5051, 5059, 5077, 5081),
     (1000003, 1000033, 1000037, 1000039, 1000081, 1000099, 1000117, 1000121, 1000133, 1000151),
 )
-# Of the operations whose shapes follow from shapes, those that are elementwise.
-_ELEMENTWISE = SHAPED_BY_SHAPES - {
-    "AddN", "BatchMatMulV2", "BiasAddGrad", "L2Loss", "LogSoftmax", "MatMul", "ReadVariableOp", "Softmax"
-}  # fmt: skip
 
 
 class _Differ(Exception):
@@ -202,7 +198,12 @@ class _Generalised:
             parts[i] = tuple(part)
         key = tuple(map(self._key_part, parts))
         outputs = tuple([self._output(x, y) for x, y in zip(a.outputs, b.outputs, strict=True)])
-        same = all(x is y for x, y in zip(outputs, b.outputs, strict=True)) and all(map(_is_same, key, b.variant.key))
+        # An input of one shape whose known value depends on sizes decides what an output's is: `size(x) % 2`.
+        same = (
+            all(x is y for x, y in zip(outputs, b.outputs, strict=True))
+            and all(map(_is_same, key, b.variant.key))
+            and not any(map(_is_dynamic, parts))
+        )
         variant = b.variant if same else Variant(key, outputs, b.variant.template)
         if not same:
             self._checks.append((b.node, tuple(parts), outputs))
@@ -406,7 +407,7 @@ class _Generalised:
         """Raises `_Differ` if TensorFlow infers other shapes for small or large sizes."""
         if len(self._symbols) > MAX_SIZES:
             raise _Differ
-        checks = [check for check in self._checks if not self._is_elementwise(*check)]
+        checks = list({self._key_of(*check): check for check in self._checks if not self._is_known(*check)}.values())
         count = len(self._symbols)
         samples = [list(sizes)[:count] for sizes in _SAMPLES]
         # All and each as small as they may be, and far smaller and larger than the others: what is clamped to a number,
@@ -422,18 +423,31 @@ class _Generalised:
             for node, parts, outputs in checks:
                 self._check_node(node, parts, outputs, feeds)
 
-    def _is_elementwise(self, node: Node, parts: tuple[Any, ...], outputs: tuple[Output, ...]) -> bool:
-        """Returns whether an output has the shape to which an elementwise operation broadcasts its inputs."""
-        if node.op not in _ELEMENTWISE or len(outputs) != 1 or any(isinstance(part, tuple) for part in parts):
+    def _is_known(self, node: Node, parts: tuple[Any, ...], outputs: tuple[Output, ...]) -> bool:
+        """Returns whether a rule says what is known of the output."""
+        const = outputs[0].const if len(outputs) == 1 else None
+        if node.op == "Shape" and const is not None:
+            form = const.form if isinstance(const, SizedConst) else const.value
+            return tuple(np.ravel(form).tolist()) == self._dims_of(parts[0])
+        if len(outputs) != 1 or const is not None:
             return False
-        shapes = [self._dims_of(part)[::-1] for part in parts]
-        made = []
-        for axis in range(max(map(len, shapes))):
-            found = {shape[axis] for shape in shapes if axis < len(shape)} - {1}
-            if len(found) > 1:
-                return False
-            made.append(found.pop() if found else 1)
-        return tuple(made[::-1]) == self._dims_of(outputs[0])
+        shapes = [self._dims_of(item) for part in parts for item in (part if isinstance(part, tuple) else (part,))]
+        axes = parts[-1].value if parts and type(parts[-1]) is Const else None
+        found = shape_of(node.op, node.attrs, shapes, None if axes is None else np.ravel(axes).tolist())
+        return found == self._dims_of(outputs[0])
+
+    def _key_of(self, node: Node, parts: tuple[Any, ...], outputs: tuple[Output, ...]) -> Any:
+        """Returns what an operation is compared by: many in a gradient are of the same sizes."""
+        return node.op, node.entry, freeze(node.attrs), tuple(map(self._symbolic, parts)), tuple(
+            map(self._symbolic, outputs)
+        )  # fmt: skip
+
+    def _symbolic(self, part: Any) -> Any:
+        if isinstance(part, tuple):
+            return tuple(map(self._symbolic, part))
+        if isinstance(part, Output):
+            return part.spec.enum, self._dims_of(part), part.const
+        return (self._specs[part].enum, self._dims[part]) if isinstance(part, int) else part
 
     def _dims_of(self, part: Any) -> tuple[Any, ...]:
         """Returns the shape of an input, or output, with sizes for open dimensions; see `_inputs`."""
@@ -487,6 +501,10 @@ def _plain(tensor: Any) -> Any:
 
 def _is_whole(number: Any) -> bool:
     return type(number) is int or (type(number) is float and number.is_integer())
+
+
+def _is_dynamic(part: Any) -> bool:
+    return any(map(_is_dynamic, part)) if isinstance(part, tuple) else isinstance(part, DynamicOutput)
 
 
 def _is_same(part: Any, other: Any) -> bool:

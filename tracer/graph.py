@@ -192,7 +192,8 @@ class Step(Carried):
         # Whether to compare the call stack too: right after a cut and at a fork, an operation that looks the same may
         # be another one.
         self.checked = parent is not None and parent.parent is None
-        self.dynamic = False  # whether it is for any size (`dynamic_paths`), as are those after it in its segment
+        # Whether it is for any size (`dynamic_paths`), as are those after it in its segment.
+        self.dynamic: bool = parent is not None and parent.dynamic
         self.join = False  # whether it stands for any wiring of its operation, before which the segment is cut
         self.frames = node.location.frames if node is not None else ()
         self.hot: Step | None = None

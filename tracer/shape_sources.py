@@ -87,7 +87,7 @@ def _joins(step: Step, known: Variant) -> None:
     assert node is not None
     assert before is not None
     node.host = None
-    node.variants[known.key] = known
+    node.variants.setdefault(known.key, known)
     before.next = [other for other in before.next if other is not step]  # it would be found first, on its own
     before.hot = None
 

@@ -110,7 +110,7 @@ def another_arity(graph):
     step_of(graph, 3).arity = 1
 
 
-@breaks("it runs on its own because its node does")
+@breaks("what runs on its own has no wiring")
 def a_step_alone(graph):
     step_of(graph, 3).host = True
 
