@@ -339,7 +339,6 @@ def function(
     regions: Literal["all"] | bool = True,
     control_flow: bool = False,
     batching: bool = False,
-    dynamic_sizes: bool = False,
 ) -> Callable[[Callable[..., Any]], Function]: ...
 
 
@@ -355,7 +354,6 @@ def function(
     regions: Literal["all"] | bool = True,
     control_flow: bool = False,
     batching: bool = False,
-    dynamic_sizes: bool = False,
 ) -> Any:
     """Makes a function of eager TensorFlow operations fast, without changing what it does.
 
@@ -366,7 +364,8 @@ def function(
       func: any callable: a function, method, lambda, partial, or object with `__call__`. Source is not needed.
       jit_compile: "auto" uses XLA where it is correct and faster; True wherever it is correct; False never.
       input_signature: as for `tf.function`: a sequence of `tf.TensorSpec`, to which arguments are converted.
-      reduce_retracing: accepted for compatibility with `tf.function`; new shapes never give a wrong result.
+      reduce_retracing: where sizes of arguments keep changing, follow calls at any size after three of them, with exact
+        shapes as ever; if False, a path is kept for each combination of sizes that comes often.
       strict: raise `coexec.Divergence` where a call diverges from the trace graph.
       name: the function's name in reports.
       autograph: accepted for compatibility with `tf.function`, and ignored: Python runs as it is.
@@ -382,16 +381,11 @@ def function(
       batching: where calls keep taking new ways (trees, sequences of all lengths), so that following them does not pay,
         carry out operations that come from the same places of the source together, as a few large ones, and their
         gradients, too, if that takes less time. Experimental; sums are taken in another order than eagerly.
-      dynamic_sizes: follow calls whose sizes are new each time at any size, with exact shapes, where what depends on
-        sizes is sums and products of them; experimental.
 
     Returns:
       A `Function`, or a decorator if `func` is not given.
     """
-    options = Options(
-        jit_compile, input_signature, reduce_retracing, strict, name, regions, control_flow, batching,
-        dynamic_sizes,
-    )  # fmt: skip
+    options = Options(jit_compile, input_signature, reduce_retracing, strict, name, regions, control_flow, batching)
     if func is None:
         return lambda f: function_of(f, options)
     return function_of(func, options)

@@ -18,7 +18,7 @@ class Options:
     `control_flow`: run loops and branches on tensors on the device, if they have no effects, and inline calls of graph
       functions that have none.
     `batching`: batch the operations of calls that are not followed, where that takes less time.
-    `dynamic_sizes`: follow calls whose sizes keep changing at any size (`tracer.dynamic_paths`).
+    `reduce_retracing`: follow calls whose sizes keep changing at any size (`tracer.dynamic_paths`).
     `strict`: raise `coexec.Divergence` where a call would be recorded.
     `validating`: compare executables with their operations, as `coexec.validate` does for some calls.
     `trusting`: launch new executables without validating them first.
@@ -33,7 +33,6 @@ class Options:
     regions: Literal["all"] | bool = True
     control_flow: bool = False
     batching: bool = False
-    dynamic_sizes: bool = False
     validating: bool = False
     trusting: bool = False
     xla_soon: bool = False

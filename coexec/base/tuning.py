@@ -99,10 +99,10 @@ class Tuning:
 
     # Combinations of sizes that are followed at their first visit. A new one costs three to eight imperative calls,
     # mostly in its first two: Keras' Python is observed, shapes are inferred, operations are wired again. One that
-    # occurs only once would never amortize that. With `dynamic_sizes`, three are needed before a path can be followed
-    # at any size, and some calls differ from others in more than sizes.
+    # occurs only once would never amortize that. Three are needed before a path can be followed at any size
+    # (`reduce_retracing`), and some calls differ from others in more than sizes.
     sizes_at_once: float = 1
-    sizes_before_any: int = 5  # the same with `dynamic_sizes`
+    sizes_before_any: int = 5  # the same with `reduce_retracing`
     # Combinations that are followed at their second visit. The others wait until they are frequent, or until following
     # has saved as much: with eight that were followed at once, the first thirty calls on sequences of ever-changing
     # lengths took 2.2 times as long as eager's; now they take 1.4 to 1.5 times as long.

@@ -435,7 +435,7 @@ class Controller:
             self.ledger.cause(Kind.BACKOFF, text, self.name)
 
     def _is_dynamic(self) -> bool:
-        return self.options.dynamic_sizes and self.options.jit_compile is not True
+        return self.options.reduce_retracing and self.options.jit_compile is not True
 
     def _settle(self, following: Follower, finished: bool) -> None:
         """Counts a followed call, and merges what it recorded into the graph."""

@@ -61,7 +61,7 @@ def test_ever_other_lengths_cost_no_more_than_a_few_calls(tune):
     """Beside the first call only those are observed, and compiled, that came again; all values are eager's."""
     tune(sizes_at_once=1, sizes_followed=3)
     (plain, one), (mine, other) = step_of(1), step_of(1)
-    step = coexec.function(mine)
+    step = coexec.function(mine, reduce_retracing=False)
     for n in range(1, 25):
         np.testing.assert_allclose(plain(*batch(n)), step(*batch(n)), rtol=1e-4, atol=1e-6)
     stats = step.stats()
@@ -213,7 +213,7 @@ def batch(n):
 def test_two_hundred_sizes():
     """All are followed, at any size: losses and weights are eager's, and few executables are compiled."""
     (plain, one), (mine, other) = step_of(1), step_of(1)
-    step = coexec.function(mine, dynamic_sizes=True)
+    step = coexec.function(mine)
     for n in map(int, np.random.default_rng(0).permutation(np.arange(1, 201))):
         np.testing.assert_allclose(plain(*batch(n)), step(*batch(n)), rtol=1e-4, atol=1e-6)
     for a, b in zip(one.weights, other.weights, strict=True):

@@ -1,7 +1,5 @@
 """Dynamic paths: programs whose sizes are new in each call are followed at any size, with eager's values and shapes."""
 
-import functools
-
 import keras
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from tests.coexec import outcomes, run_both, unchanged
 from tests.snapshots import assert_same
 from tracer.check import check
 
-dynamic = functools.partial(coexec.function, dynamic_sizes=True)
 RNG = np.random.default_rng(5)
 SIZES = [7, 12, 5, 23, 9, 31, 4, 17, 40, 6, 13, 28, 3, 19, 8, 50, 2, 11, 33, 14, 21, 10, 64, 15]
 ODD = [0, 1, 7, 2, 1, 16, 0, 5, 3, 1, 100, 2]  # at 0 and 1, broadcasting, or TensorFlow's Python, does something else
@@ -119,7 +116,7 @@ def trained(body, extra=None):
 
 def compare(make, sizes):
     """Compares calls at these sizes with eager's, up to the rounding of sums, and returns what was decorated."""
-    expected, decorated = outcomes(make(unchanged), [(rows(n),) for n in sizes]), make(dynamic)
+    expected, decorated = outcomes(make(unchanged), [(rows(n),) for n in sizes]), make(coexec.function)
     for n, one, other in zip(sizes, expected, outcomes(decorated, [(rows(n),) for n in sizes]), strict=True):
         assert_same(one, other, 1e-4, 1e-5, f"at {n}: ")
     return decorated
@@ -155,7 +152,7 @@ def test_gradients_are_memoized():
 
         return step
 
-    step = run_both(make, [(rows(n),) for n in SIZES], dynamic_sizes=True)
+    step = run_both(make, [(rows(n),) for n in SIZES])
     before = step.stats()
     for n in (71, 45, 38, 90, 29):
         step(rows(n))
@@ -381,7 +378,7 @@ def test_layers(name):
 
         return step
 
-    expected, decorated = outcomes(make(unchanged), [(rows(n),) for n in SIZES]), make(dynamic)
+    expected, decorated = outcomes(make(unchanged), [(rows(n),) for n in SIZES]), make(coexec.function)
     for n, one, other in zip(SIZES, expected, outcomes(decorated, [(rows(n),) for n in SIZES]), strict=True):
         assert_same(one, other, 1e-3, 1e-4, f"at {n}: ")
 
@@ -389,9 +386,10 @@ def test_layers(name):
 def given(make, calls, rtol=1e-4):
     """Compares calls with these pairs of sizes with eager's."""
     calls = [tuple(rows(n) if isinstance(n, int) else n for n in sizes) for sizes in calls]
-    expected, decorated = outcomes(make(unchanged), calls), make(dynamic)
+    expected, decorated = outcomes(make(unchanged), calls), make(coexec.function)
     for number, (one, other) in enumerate(zip(expected, outcomes(decorated, calls), strict=True)):
         assert_same(one, other, rtol, 1e-5, f"call {number}: ")
+    return decorated
 
 
 CLAMPED = {
@@ -416,6 +414,14 @@ CLAMPED = {
     ),
     "every other": (lambda x, y: tf.tanh(x[::2]), [(n, 3) for n in (7, 50, 51, 8, 9, 52, 53, 10)]),
     "every third": (lambda x, y: tf.tanh(x[1::3]), [(n, 3) for n in (7, 50, 51, 8, 9, 52, 53, 10)]),
+    "parity": (
+        lambda x, y: tf.tile(tf.tanh(x), [tf.shape(x)[0] % 2 + 1, 1]) * tf.cast(tf.size(y) % 4, tf.float32),
+        [(n, 3) for n in (8, 6, 12, 14, 7, 10, 9, 13, 2, 3)],
+    ),
+    "the larger one": (
+        lambda x, y: tf.reduce_sum(x) * tf.ones([tf.maximum(len(x), len(y)), 2]) / tf.cast(len(x) // 3 + 1, tf.float32),
+        [(10, 7), (12, 9), (15, 8), (11, 20), (13, 17), (9, 30), (30, 9), (31, 9), (32, 9)],
+    ),
     "but five": (lambda x, y: tf.tanh(x[:-5]), [(n, 3) for n in (7, 50, 51, 8, 9, 52, 3, 10, 2)]),
 }  # fmt: skip
 
@@ -517,3 +523,30 @@ def test_gradients_behind_cuts(number):
     rng = np.random.default_rng(number)
     sizes = zip(rng.choice([5, 8, 13, 21, 7], 30), rng.choice([1, 4, 6], 30), strict=True)
     given(make, [(int(n), int(m)) for n, m in sizes])
+
+
+def test_values_that_decide_between_sizes():
+    """Operations that run at once in the middle of a dynamic path, with sizes on both sides."""
+
+    def make(decorate):
+        def halved(x):
+            return tf.cast(tf.cast(tf.size(tf.shape(x)), tf.float32) * 0.5, tf.int32)
+
+        def rest(x, y):
+            return tf.reduce_prod(tf.shape(y)) - tf.shape(x)[1]
+
+        @decorate
+        def step(x, y):
+            count = tf.maximum(tf.cast(tf.constant(15.0) * 1.5, tf.int32), 25 % max(y.shape[0], 1))
+            h = x[: tf.clip_by_value(count, 1, 50)] * 1.0
+            both = tf.shape(y)[0] + tf.shape(h)[0] if x.shape[0] > 18 else y.shape[0] * 3
+            most = tf.where(halved(x) > rest(x, y), halved(x), rest(x, y))
+            h = h[: tf.clip_by_value(both % tf.maximum(most, 1), 1, 50)]
+            return h, h.shape
+
+        return step
+
+    sizes = [(67, 67), (99, 4), (99, 77), (100, 11), (77, 5), (76, 49), (94, 20), (74, 74), (63, 63), (51, 51)]
+    step = given(make, [*sizes, (59, 77), (23, 5)])
+    assert is_dynamic(step)
+    check(step.trace_graph)
