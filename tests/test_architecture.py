@@ -37,7 +37,7 @@ TRACER = [
     ["nodedef", "callees"],
     ["graph", "rebuild"],
     ["trace", "constants", "derive", "block", "sizes"],
-    ["keras_variables", "merge", "recorder", "wiring", "syntax", "stage", "shape_sources"],
+    ["keras_variables", "merge", "recorder", "wiring", "syntax", "stage", "shape_sources", "open_sizes"],
     ["cursor", "forms", "functions"],
     ["shape_rules"],
     ["show", "check", "dynamic_paths"],

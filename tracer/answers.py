@@ -60,7 +60,7 @@ def _reduction(op: str) -> Callable[..., Any]:
         if type(keepdims) is not bool or not _is_tensor(x):
             return None
         if axis is None:
-            rank = len(x._shape_tuple())
+            rank = x._rank()
             if not rank:  # TensorFlow computes its axes by another operation
                 return None
             axes = handler.index((tuple(range(rank)),))

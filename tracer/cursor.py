@@ -23,21 +23,22 @@ from tracer.graph import (
     DECIDES,
     LIST,
     OPEN_VARIABLE,
-    READS,
     VALUE_SHAPED,
     Node,
     Step,
     TraceGraph,
     Variant,
+    has_open,
     has_open_variable,
-    is_variable_op,
+    is_written,
 )
 from tracer.index import Index
 from tracer.inputs import NATURAL, Unsupported, has_tensors, python_spec, shape_like
-from tracer.intercept import make_constant
+from tracer.intercept import make_constant, tape_is_empty
 from tracer.lazy import LazyTensor, Output
 from tracer.location import Location, call_stack, user_frames
 from tracer.op import Const, same, signature_of
+from tracer.open_sizes import close, is_opening, leads_to, open_variant
 from tracer.private import EagerTensor, core
 from tracer.rebuild import results_of
 from tracer.sizes import SizedConst
@@ -104,6 +105,8 @@ class Cursor:
         self.sizes: list[tuple[Any, ...]] = []  # of the feeds of ended segments that are for any size
         self.adopted_in: list[tuple[Step, dict[int, Any]]] = []  # segments with such: last step, fed Python numbers
         self.cuts_at_joins = True  # whether `adopt` may ask for a cut
+        self.opens = False  # whether sizes that depend on values may be open (`open_sizes`)
+        self.closing = False  # whether some were that are known from the next call on
         self._newest: Step | None = None  # the last step that `adopt` added
         self.mismatch: Mismatch | None = None
 
@@ -152,6 +155,8 @@ class Cursor:
         """Returns whether an operation is this step; if so, takes its feeds and seeds, else changes nothing."""
         if step.op != op or step.fast is not (attrs is None) or (step.checked and step.frames != user_frames()):
             return False
+        if step.open and not self.may_open():
+            return False
         if step.host:
             if step.join:
                 cuts = self.cuts_at_joins or step.parent.dynamic or step.node.callee is not None  # type: ignore[union-attr]
@@ -191,6 +196,10 @@ class Cursor:
                 self.numbers.discard(id(real))
             del self.externals[mark:]
         return False
+
+    def may_open(self) -> bool:
+        """Returns whether sizes may be left open here: not where a tape would record the operation."""
+        return self.opens and tape_is_empty()
 
     def _draw(self, step: Step, pair: seeds.Pair) -> None:
         """Records the seeds of a matched step, and marks them as used."""
@@ -385,7 +394,8 @@ class Cursor:
         if node is None:
             self._mismatch("new operation", location, self._expected(), f"{op}{list(attrs) or ''}")
             return None
-        if node.host is not None and not (node.host == DECIDES and self._is_decided(op, inputs)):
+        opening = is_opening(node) and self.may_open()
+        if node.host is not None and not opening and not (node.host == DECIDES and self._is_decided(op, inputs)):
             return self._move(Step(here, op, node, None, (), {}, {}, ()), node)
         if signature is None:
             self._mismatch("new operation", location, self._expected(), op)
@@ -396,7 +406,13 @@ class Cursor:
         try:
             parts = wiring.build(inputs)
             variant = node.variants.get(parts)
-            if node.host is not None:
+            if opening or has_open(parts) or (here.opened and leads_to(node, here, wiring.tensors())):
+                variant = open_variant(node, parts) if self.may_open() else None
+                if variant is None:  # what it is given has to be computed first
+                    node.sized = close(here, wiring.tensors()) or opening
+                    step = Step(here, op, node, None, (), {}, {}, ()) if opening else None
+                    return self._move(step or Step.at_join(here, node, len(inputs)), node)
+            elif node.host is not None:
                 variant = variant if variant is not None and variant.folded else folded(node, parts)
             else:
                 fed = len(node.fed)
@@ -413,9 +429,10 @@ class Cursor:
             return None
         if node.host is not None and variant is None:
             step = Step(here, op, node, None, (), {}, {}, ())
-            if wiring.keep_shaping(here):  # a segment may contain it from the next call on; now it runs as a host op
-                node.host = None
-            return self._move(step, node)
+            if not (wiring.keep_shaping(here) or close(here, wiring.tensors()) or self.closing):
+                return self._move(step, node)
+            node.host, self.step = None, step  # a segment may contain it from the next call on; now it runs on its own
+            return step
         if variant is None:
             known = "; ".join(str(v.key) for v in list(node.variants.values())[-3:])
             self._mismatch("new shapes", location, known, str(parts))
@@ -477,7 +494,7 @@ class Cursor:
         if variant is None:
             outputs = tuple(Output(spec, None, node) for spec in specs)
             variant = node.variants[parts] = Variant(parts, outputs, list(range(len(specs))))
-        if _is_written(here, wiring.slots) or self._has_ways(here, node, variant):
+        if is_written(here, wiring.slots) or self._has_ways(here, node, variant):
             return self._move(Step.at_join(here, node, len(inputs)), node)
         wiring.commit()
         step = Step(here, node.op, node, variant, tuple(wiring.slots), wiring.consts, {}, tuple(wiring.specs))
@@ -552,17 +569,6 @@ def _spec_given(value: Any, k: int, step: Step, args: tuple[Any, ...]) -> Spec |
         if slot == -1 - k or (slot == LIST and -1 - k in step.lists[i][0]):
             return python_spec(signature, i, args, value)
     return None
-
-
-def _is_written(last: Step, slots: list[int]) -> bool:
-    """Returns whether a segment up to `last` writes one of these variables; a function reads them by itself."""
-    taken = {slot for slot in slots if CONST < slot < 0}
-    step: Step | None = last
-    while step is not None and step.parent is not None:
-        if is_variable_op(step.op or "") and step.op not in READS and not taken.isdisjoint(step.slots):
-            return True
-        step = step.parent
-    return False
 
 
 def _is_at(step: Step, op: str, args: tuple[Any, ...]) -> bool:

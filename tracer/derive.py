@@ -121,10 +121,8 @@ def inferred_variant(node: Node, parts: tuple[Any, ...]) -> Variant | None:
         specs = _with_reserved(node, specs)
     if specs is None or any(s is None for s in specs):
         return None
-    values: list[Const | None] = [None] * len(specs)
-    if node.op in SHAPE_OPS:
-        values = [_shape_value(node.op, part, spec) for part, spec in zip(_flat(parts), specs, strict=True)]
-    template = _template(node, len(specs))
+    values = shape_values(node, parts, specs)
+    template = template_of(node, len(specs))
     if template == ():
         return None
     return Variant(parts, tuple(Output(s, v, node) for s, v in zip(specs, values, strict=True)), template)
@@ -156,7 +154,14 @@ def _shape_value(op: str, part: Any, spec: Spec) -> Const | None:
     return Const(np.asarray(value, dtype=spec.dtype.as_numpy_dtype))
 
 
-def _template(node: Node, count: int) -> Any:
+def shape_values(node: Node, parts: tuple[Any, ...], specs: tuple[Spec, ...]) -> list[Const | None]:
+    """Returns the values of an operation's results that follow from shapes alone, None for others."""
+    if node.op in SHAPE_OPS:
+        return [_shape_value(node.op, part, spec) for part, spec in zip(_flat(parts), specs, strict=True)]
+    return [None] * len(specs)
+
+
+def template_of(node: Node, count: int) -> Any:
     """Returns the structure of a result of `count` tensors; () if unknown."""
     for variant in node.variants.values():
         if len(variant.outputs) == count:

@@ -93,7 +93,7 @@ class DynamicPaths:
 
     def note(self, graph: TraceGraph, last: Step, numbers: dict[int, Any]) -> None:
         """Notes a segment that had new wiring; makes its path dynamic if it is the same as another but for sizes."""
-        if last.dynamic or last.op is None or (last.variant is None and not last.host):
+        if last.dynamic or last.opened or last.op is None or (last.variant is None and not last.host):
             return
         member = _Member(last, numbers)
         key = id(last.root()), member.outline()

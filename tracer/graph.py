@@ -47,24 +47,32 @@ DECIDES_AT_LENGTH = "its value decides shapes, and is too large to be kept"
 class Variant:
     """The outputs of a node for one key (a spec or constant per input), and the structure of its result."""
 
-    __slots__ = ("folded", "key", "outputs", "template")
+    __slots__ = ("folded", "key", "open", "outputs", "template")
 
-    def __init__(self, key: tuple[Any, ...], outputs: tuple[Output, ...], template: Any) -> None:
+    def __init__(
+        self, key: tuple[Any, ...], outputs: tuple[Output, ...], template: Any, is_open: bool = False
+    ) -> None:
         self.key = key
         self.outputs = outputs
         # None: no result; -1: a single tensor; else a list of output numbers and lists of output numbers.
         self.template = template
         # Whether all outputs are known without running the operation. (Asked some ten times for each step compiled.)
         self.folded = bool(outputs) and all(o.const is not None for o in outputs)
+        self.open = is_open  # whether sizes of inputs or outputs depend on values (`open_sizes`)
+
+
+def has_open(parts: tuple[Any, ...]) -> bool:
+    """Returns whether the size of one of these inputs depends on values that are not known yet."""
+    return any(has_open(p) if p.__class__ is tuple else p.__class__ is Spec and p.open for p in parts)
 
 
 class Node:
     """One operation at one location of the user's program."""
 
     __slots__ = (
-        "after", "attrs", "callee", "constants", "decides", "entry", "fed", "guarded", "head", "host", "inputs",
-        "joined", "location", "name", "number", "op", "predecessors", "returned", "shaping", "specific", "successors",
-        "variants", "waits",
+        "after", "attrs", "callee", "constants", "decides", "entry", "fed", "guarded", "head", "host",
+        "inputs", "joined", "location", "name", "number", "op", "opens", "predecessors", "returned", "shaping",
+        "sized", "specific", "successors", "variants", "waits",
     )  # fmt: skip
 
     def __init__(self, number: int, op: str, entry: str, attrs: tuple[Any, ...], location: Location) -> None:
@@ -85,6 +93,8 @@ class Node:
         self.fed: set[Any] = set()  # constants that changed between calls, and have been fed since
         self.shaping: set[Any] = set()  # inputs that were fed until a later shape turned out to depend on them
         self.specific: set[frozenset[Any]] = set()  # sets of inputs that cannot be fed, as a shape depends on them
+        self.opens: dict[tuple[Any, ...], Variant] = {}  # variants with sizes that depend on values (`open_sizes`)
+        self.sized = False  # whether it has none, as the program asks for these sizes
         self.decides = False  # whether its values are constants, as other shapes depend on them (`shape_sources`)
         self.joined: dict[Any, int] = {}  # how often a path came to it in the middle of a segment, by another way
         self.waits = 0  # how often it has run on its own behind what was pending, up to a limit (`shape_sources`)
@@ -144,8 +154,8 @@ class Step(Carried):
 
     __slots__ = (
         "arity", "attrs", "checked", "consts", "depth", "draws", "dynamic", "early", "end", "exact", "external", "fast",
-        "first", "frames", "host", "hot", "join", "lists", "live", "next", "node", "op", "outputs", "parent", "plain",
-        "risky", "seeded", "single", "slots", "specs", "variant",
+        "first", "frames", "host", "hot", "join", "lists", "live", "next", "node", "op", "open", "opened", "outputs",
+        "parent", "plain", "risky", "seeded", "single", "slots", "specs", "variant",
     )  # fmt: skip
     end: int
     live: int
@@ -179,6 +189,8 @@ class Step(Carried):
         # Operations of the segment up to here that must run; those folded from shapes are not counted.
         self.live = (parent.live if parent is not None else 0) + (variant is not None and not variant.folded)
         self.single = variant is not None and variant.template == -1
+        self.open = variant is not None and variant.open
+        self.opened: bool = self.open or (parent is not None and parent.opened)  # or one before it in its segment
         self.arity = len(slots)
         self.fast = node is not None and node.entry == "fast"  # `execute` returns its results in another structure
         self.attrs = node.attrs if node is not None and op is not None else ()
@@ -214,7 +226,7 @@ class Step(Carried):
         self.plain = (
             self.risky is False
             and self.single
-            and not (self.host or self.checked or self.exact or self.lists or self.specs or self.seeded)
+            and not (self.host or self.checked or self.exact or self.lists or self.specs or self.seeded or self.open)
         )
 
     def add(self, step: Step, most: int) -> None:
@@ -353,6 +365,7 @@ class TraceGraph:
             return None
         node = self.add(op, entry, attrs, location)
         node.name, node.guarded, node.host = known.name, known.guarded, node.host or known.host
+        node.sized = known.sized
         node.inputs = [set(sources) for sources in known.inputs]
         node.fed, node.shaping, node.specific = set(known.fed), set(known.shaping), set(known.specific)
         for key, variant in known.variants.items():
@@ -461,3 +474,14 @@ def has_open_variable(parts: tuple[Any, ...]) -> bool:
 
 def _is_fixed(spec: Spec) -> bool:
     return spec.handle is not None and all(shape is not None and -1 not in shape for _, shape in spec.handle)
+
+
+def is_written(last: Step, slots: list[int]) -> bool:
+    """Returns whether a segment up to `last` writes one of these variables; a function reads them by itself."""
+    taken = {slot for slot in slots if CONST < slot < 0}
+    step: Step | None = last
+    while step is not None and step.parent is not None:
+        if is_variable_op(step.op or "") and step.op not in READS and not taken.isdisjoint(step.slots):
+            return True
+        step = step.parent
+    return False

@@ -18,7 +18,7 @@ from tracer.faults import absorbs, passes
 from tracer.naming import pass_for
 from tracer.op import Const
 from tracer.private import EagerTensor, context, ops, pywrap_tfe
-from tracer.spec import Spec
+from tracer.spec import Spec, spec_of
 
 
 class Output:
@@ -111,14 +111,26 @@ class LazyTensor(ops._EagerTensorBase):
     def _datatype_enum(self) -> Any:
         return self._out.spec.enum
 
+    def measured(self) -> Spec:
+        """Returns the spec with the exact shape, launching what that depends on first."""
+        spec = self._out.spec
+        if spec.open:
+            if self._value is None:
+                self._run.measure(self)
+            spec = spec_of(self.resolve())
+            self._out = Output(spec, None, self._out.node)
+        return spec
+
+    @passes
     def _shape_tuple(self) -> Any:
-        return self._out.spec.shape
+        spec = self._out.spec
+        return self.measured().shape if spec.open else spec.shape
 
     def _rank(self) -> Any:
         return len(self._out.spec.shape)
 
     def _num_elements(self) -> Any:
-        return self._out.spec.tensor_shape.num_elements()
+        return self.shape.num_elements()
 
     def _copy_to_device(self, device_name: str) -> Any:
         return self.resolve()._copy_to_device(device_name)
@@ -129,9 +141,14 @@ class LazyTensor(ops._EagerTensorBase):
     def _summarize_value(self) -> Any:
         return self.resolve()._summarize_value()
 
-    # `attrgetter` is C: Keras reads these some hundred times per step.
-    dtype = property(operator.attrgetter("_out.spec.dtype"))
-    shape = property(operator.attrgetter("_out.spec.tensor_shape"))
+    dtype = property(operator.attrgetter("_out.spec.dtype"))  # C: Keras reads it some hundred times per step
+
+    @property
+    @passes
+    def shape(self) -> Any:
+        """The shape: of a tensor whose size depends on values, these are computed first."""
+        spec = self._out.spec
+        return self.measured().tensor_shape if spec.open else spec.tensor_shape
 
     @property
     def device(self) -> Any:

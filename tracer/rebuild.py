@@ -131,14 +131,14 @@ _scratch = _Scratch()
 _lock = threading.RLock()  # names would collide if two threads used one graph
 
 
-def infer_outputs(op: str, entry: str, attrs: tuple[Any, ...], parts: tuple[Any, ...]) -> Any:
+def infer_outputs(op: str, entry: str, attrs: tuple[Any, ...], parts: tuple[Any, ...], opens: bool = False) -> Any:
     """Returns the output specs that TensorFlow's shape functions infer, memoized.
 
     `parts` has a `Spec` (any value) or a `Const` (this value) per input. An item is None if that shape depends on
-    values; the result is None if the operation cannot be built.
+    values, or with `opens` if its rank does; the result is None if the operation cannot be built.
     """
     global _scratch
-    key = (op, entry, freeze(attrs), parts)
+    key = (op, entry, freeze(attrs), parts, opens)
     scratch = _scratch
     if key in scratch.answers:
         return scratch.answers[key]
@@ -153,7 +153,9 @@ def infer_outputs(op: str, entry: str, attrs: tuple[Any, ...], parts: tuple[Any,
             answer = None
         else:
             answer = tuple(
-                intern_spec(o.dtype.as_datatype_enum, tuple(o.shape.as_list())) if o.shape.is_fully_defined() else None
+                intern_spec(o.dtype.as_datatype_enum, tuple(o.shape.as_list()))
+                if o.shape.is_fully_defined() or (opens and o.shape.rank is not None)
+                else None
                 for o in outputs
             )
     scratch.answers[key] = answer

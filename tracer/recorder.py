@@ -182,7 +182,7 @@ class Recorder:
         kind = type(value)
         if kind is LazyTensor:
             source, const = (value._out.node.op if value._out.node else "constant"), value._out.const
-            part = part_of(const, value._out.spec, op)
+            part = part_of(const, value.measured(), op)
         elif kind is EagerTensor:
             known = self.known.get(value._id)
             source, const = known if known is not None else ("feed", shape_like(value))

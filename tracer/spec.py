@@ -28,12 +28,13 @@ FOLDED = INTEGERS | {types_pb2.DT_BOOL}
 class Spec:
     """The dtype and exact shape of a tensor; for a resource also those of its variable.
 
-    On paths for any size (`dynamic_paths`), dimensions of None are open; no tensor of the program has such a spec.
+    A spec with dimensions of None is `open`: that of a tensor whose size depends on values that are not computed yet
+    (`open_sizes`). On paths for any size (`dynamic_paths`) no tensor of the program has such a spec.
 
     Specs are interned: equal specs are the same object as long as one of them is alive.
     """
 
-    __slots__ = ("__weakref__", "dtype", "enum", "handle", "shape", "tensor_shape")
+    __slots__ = ("__weakref__", "dtype", "enum", "handle", "open", "shape", "tensor_shape")
     shape: tuple[int, ...]
 
     def __init__(self, enum: int, shape: tuple[int | None, ...], handle: Any) -> None:
@@ -42,6 +43,7 @@ class Spec:
         self.handle = handle
         self.dtype = tf.dtypes.as_dtype(enum)
         self.tensor_shape = tf.TensorShape(shape)
+        self.open = self.__class__ is Spec and None in shape
 
     @property
     def size(self) -> int:

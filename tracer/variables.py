@@ -86,7 +86,7 @@ def notify_watchers(variables: Iterable[Any]) -> None:
 def product(handler: Handler, a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> Any:
     """Returns the product of two tensors, as matrices or batches of them, if the handler expects it next; else None."""
     attrs: tuple[Any, ...]
-    if len(a._shape_tuple()) == len(b._shape_tuple()) == 2:
+    if a._rank() == b._rank() == 2:
         attrs = "transpose_a", transpose_a, "transpose_b", transpose_b, "grad_a", False, "grad_b", False
         return handler.expected("MatMul", (a, b, *attrs))
     attrs = "adj_x", transpose_a, "adj_y", transpose_b, "grad_x", False, "grad_y", False

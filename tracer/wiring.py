@@ -72,6 +72,11 @@ class Wiring:
             parts.append(part)
         return tuple(parts)
 
+    def tensors(self) -> set[int]:
+        """Returns the numbers of the segment's tensors among the inputs."""
+        slots = [*self.slots, *(slot for listed, _ in self.lists.values() for slot in listed)]
+        return {slot for slot in slots if slot >= 0}
+
     def numbers(self, parts: tuple[Any, ...]) -> dict[Any, Const]:
         """Returns the constants whose values no output shape depends on, by input or (input, item)."""
         found: dict[Any, Const] = {i: c for i, c in self.consts.items() if not isinstance(parts[i], Const)}
@@ -89,8 +94,7 @@ class Wiring:
         if self.op in DATA_SHAPED:
             return False
         found = False
-        slots = [*self.slots, *(slot for listed, _ in self.lists.values() for slot in listed)]
-        ahead = {slot for slot in slots if slot >= 0}
+        ahead = self.tensors()
         step: Step | None = here
         while step is not None and step.parent is not None and ahead:  # latest steps first
             mine = {slot for slot in ahead if slot >= step.first}
@@ -144,6 +148,8 @@ class Wiring:
                     return CONST, part_of(const, spec, self.op), const
             elif value._value is None and 0 <= value._key - self.cursor.base < self.cursor.step.end:
                 return value._key - self.cursor.base, spec, None
+            if spec.open:
+                spec = value.measured()
             return self._external(value.resolve(), spec, const is not None), spec, None
         if kind is EagerTensor:
             spec = spec_of(value)

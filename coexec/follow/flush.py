@@ -318,6 +318,9 @@ def _fail(run: CallState, error: BaseException, pending: PendingSegment, awaited
 
 
 def _end(run: CallState, pending: PendingSegment) -> None:
+    if pending.last.opened:
+        for number in pending.held:
+            pending.values[number].measured()
     survivors = [Reference(pending.values[i]) for i in pending.held]
     run.cursor.cut()
     run.survivors += survivors

@@ -48,8 +48,10 @@ from tracer.intercept import tape_is_empty
 from tracer.lazy import LazyTensor, Output, has_pending, new_lazy, unwrap
 from tracer.location import place_of
 from tracer.op import function_name, plain_name, signature_of
+from tracer.open_sizes import close
 from tracer.shape_sources import decide_early
 from tracer.sizes import settled
+from tracer.spec import INTEGERS
 
 _new = LazyTensor.__new__
 
@@ -78,6 +80,7 @@ class Follower(CallState):
         super().__init__(graph, segments, ledger, options, before, self.constant)
         self.control = control
         self.joins = self.cursor.cuts_at_joins = control is None
+        self.cursor.opens = control is None and options.jit_compile is not True
         if control is not None:
             self.tapes.told = control.watched
         self.library = call_site(self)
@@ -413,6 +416,8 @@ class Follower(CallState):
         with lock:
             if lazy._value is None:
                 step = self.cursor.step
+                if lazy._out.spec.enum in INTEGERS:
+                    self.measure(lazy)
                 if step.parent is not None:
                     if step.visits == 0:  # finding the place takes time
                         hint = "read it later, or together with others, if the program does not need it here"
@@ -422,6 +427,13 @@ class Follower(CallState):
                 self.flush()
             if lazy._value is None:
                 raise FailedTensor("the operation that makes this tensor failed, or one before it did") from self.error
+
+    def measure(self, lazy: LazyTensor) -> None:
+        """Notes that the program asks for an open size (`tracer/open_sizes`), or an integer that depends on one."""
+        with lock:
+            if lazy._value is None and self.recorder is None:
+                last = self.cursor.step if self.flight is None else self.flight[0]
+                self.cursor.closing |= close(last, {lazy._key - self.cursor.base})
 
     def decide(self, lazy: LazyTensor, frame: FrameType) -> bool:
         """Returns the truth value of a tensor that the code of `frame` tests."""

@@ -139,6 +139,8 @@ class SpecArguments(CallArguments):
 
     def _tensor(self, value: Any) -> Any:
         spec = value._out.spec if type(value) is LazyTensor else spec_of(value)
+        if spec.open:
+            raise CannotMemoize("the size of a tensor that it is given depends on values")
         return "spec", spec.enum, spec.shape
 
 

@@ -116,6 +116,8 @@ def _form(value: Any, depth: int = 0) -> Any:
     """Returns what Keras' text for an argument depends on; raises `_Unknown` if that is its `repr`."""
     kind = type(value)
     if kind is LazyTensor:
+        if value._out.spec.open:
+            raise _Unknown
         return value._out.spec.enum, value._out.spec.shape
     if kind is EagerTensor:
         return value._datatype_enum(), value._shape_tuple()

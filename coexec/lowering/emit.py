@@ -312,6 +312,8 @@ class Emitter:
             shape = (*at, *value.spec.shape[1:])
             updates = body.symbol(inputs[2], value.spec.enum)
             if updates.spec.shape != shape:
+                if None in shape:
+                    raise NotImplementedError("rows whose number depends on values are broadcast")
                 updates = body.make("BroadcastTo", [updates, shape], value.spec.enum, shape)
             places = body.make("ExpandDims", [indices, -1], indices.spec.enum, (*at, 1))
             scattered = self._same_as(value, SCATTERS[op], [value, places, updates])

@@ -129,7 +129,9 @@ def make_plan(last: Step, outputs: tuple[int, ...]) -> Plan:
         if node.callee is not None:
             outside[place] = f"{op} called at {node.location} is a graph function, which runs as TensorFlow runs it"
             continue
-        if op == "ZerosLike" and any(out.spec.enum == VARIANT for out in step.outputs):
+        if step.open:
+            outside[place] = f"{op} at {node.location} works on tensors whose sizes depend on values"
+        elif op == "ZerosLike" and any(out.spec.enum == VARIANT for out in step.outputs):
             outside[place] = f"{op} at {node.location} works on a variant"
         elif difference := differs(op):
             outside[place] = f"{op} at {node.location} {difference}"

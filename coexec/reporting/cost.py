@@ -125,11 +125,16 @@ def inputs_of(step: Step) -> list[Spec]:
     return [part for part in flat if isinstance(part, Spec)]
 
 
+def _sizes(spec: Spec) -> tuple[int, ...]:
+    """Returns the shape; sizes that depend on values count as 1, as in `Spec.size`."""
+    return tuple([1 if size is None else size for size in spec.shape]) if spec.open else spec.shape
+
+
 def flops_of(step: Step) -> int:
     """Returns the floating-point operations of a step: of products by their rule, else one for each element."""
     op, given = step.op or "", inputs_of(step)
-    shapes = [spec.shape for spec in given]
-    made = max((math.prod(out.spec.shape) for out in step.outputs), default=0)
+    shapes = [_sizes(spec) for spec in given]
+    made = max((math.prod(_sizes(out.spec)) for out in step.outputs), default=0)
     attrs = dict(zip(step.attrs[::2], step.attrs[1::2], strict=False)) if len(step.attrs) % 2 == 0 else {}
     if op in _FREE:
         return 0
@@ -141,7 +146,7 @@ def flops_of(step: Step) -> int:
         window = shapes[1][:-2] if op.startswith("Depthwise") else shapes[1][:-1]
         return 2 * made * math.prod(window)
     if "BackpropInput" in op or "BackpropFilter" in op:
-        return _way_back(op, shapes, [out.spec.shape for out in step.outputs])
+        return _way_back(op, shapes, [_sizes(out.spec) for out in step.outputs])
     if op in OPTIMIZER_OPS and given:
         return 8 * max(math.prod(shape) for shape in shapes)
     if op in _REDUCING and shapes:

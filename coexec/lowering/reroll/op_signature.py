@@ -93,7 +93,8 @@ class Operations:
             return False
         if not outputs or any(name.startswith("^") for name in taken) or not returned.isdisjoint(outputs):
             return False
-        return not any(self.specs[name].enum in (RESOURCE, VARIANT) for name in (*taken, *outputs))
+        specs = [self.specs[name] for name in (*taken, *outputs)]
+        return not any(spec.enum in (RESOURCE, VARIANT) or spec.open for spec in specs)
 
     def _kind(self, place: int, node: Any) -> Any:
         """Returns a key, equal for operations that may be iterations of the same one."""
@@ -121,11 +122,13 @@ class Operations:
         if node.op not in SLIDING:
             return None
         values = [self.value(node.input[k]) for k in SLIDING[node.op]]
-        if any(value is None for value in values):
+        if any(value is None for value in values) or self.specs[outputs_of(node)[0]].open:
             return None
         if node.op == "Slice":
             return [int(b) for b in values[0]], list(self.specs[outputs_of(node)[0]].shape)
         *whole, begin, end, strides = values
+        if not whole and self.specs[node.input[0]].open:
+            return None
         attr = node.attr
         if attr["ellipsis_mask"].i or attr["new_axis_mask"].i or any(int(s) != 1 for s in strides):
             return None
