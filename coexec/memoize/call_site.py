@@ -139,7 +139,7 @@ class CallSites:
             start.regions = {}
         region = start.regions.get(key)
         if region is None:
-            if run.cursor.is_branch() and self._known.is_at_join(start, key):
+            if run.cursor.is_branch() and self._known.is_at_join(start, key, arguments.anchors):
                 text = f"calls reach {function.__qualname__} by ever other ways: what comes before it"
                 tally = run.ledger.cause(Kind.CUT, f"{text} is launched on its own", place_of())
                 start.joins = (*start.joins, (function, tally))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from typing import Any
 
@@ -43,7 +44,8 @@ class KnownCalls:
         self.variants = ShapeVariants()
         self._seen: dict[Any, weakref.ref[Region]] = {}  # by objects and specs: regions whose runs were seen in full
         self._refused: dict[Any, Refusals] = {}  # by call and place
-        self._ways: dict[Any, int] = {}  # how often a call was new at a known place, by that and its key's hash
+        # How often a call was new at a known place, by that and its key's hash, and the objects in the key.
+        self._ways: dict[Any, tuple[int, tuple[weakref.ref[Any], ...]]] = {}
         self.calls = 0  # followed calls of the function
         self.reported: dict[tuple[Any, str], Tally] = {}  # by code and reason: finding the place takes time
         self.reasons: dict[Any, Tally] = {}  # by code: the last one reported, charged with its Python's time
@@ -59,14 +61,20 @@ class KnownCalls:
         found = self._seen.get(key)
         return None if found is None else found()
 
-    def is_at_join(self, start: Step, key: Any) -> bool:
-        """Counts a call that is new behind `start`; returns whether it keeps coming there by ever other ways."""
+    def is_at_join(self, start: Step, key: Any, objects: list[Any]) -> bool:
+        """Counts a call that is new behind `start`; returns whether it keeps coming there by ever other ways.
+
+        `objects` are those whose ids are in the key. One that is made anew in each call may have the id of the one
+        before, which is no longer alive: then the call is another one, and did not come by another way.
+        """
         if len(self._ways) >= tuning.max_twin_places:
             self._ways.clear()
         # Not the key itself, which would keep its objects alive. By the variant, too: other sizes are no other ways.
         place = start.node, start.variant, hash(key)
-        known = self._ways.get(place, 0)
-        self._ways[place] = known + 1
+        known, alive = self._ways.get(place, (0, ()))
+        if any(reference() is None for reference in alive):
+            known = 0
+        self._ways[place] = known + 1, _references(objects)
         return known >= MAX_WAYS
 
     def admits(self, place: Any) -> bool:
@@ -91,3 +99,12 @@ class KnownCalls:
     def clear(self) -> None:
         """Clears the calls; what was reported is not reported again."""
         self.variants, self._seen, self._refused, self._ways = ShapeVariants(), {}, {}, {}
+
+
+def _references(objects: list[Any]) -> tuple[weakref.ref[Any], ...]:
+    """Returns weak references to those of the objects that have them."""
+    found = []
+    for value in objects:
+        with contextlib.suppress(TypeError):
+            found.append(weakref.ref(value))
+    return tuple(found)
