@@ -344,7 +344,9 @@ def _held_by(holder: Any) -> tuple[Any, tuple[Any, ...]] | None:
                 _leaf_kinds.clear()
             _leaf_kinds.add(type(holder))
         return None
-    if isinstance(holder, dict):
+    if issubclass(type(holder), dict):  # not by the methods of a subclass, which may load modules, say
+        return None, (*dict.keys(holder), *dict.values(holder))
+    if isinstance(holder, dict):  # a proxy
         return None, (*holder.keys(), *holder.values())
     if isinstance(holder, (list, tuple, set, frozenset, deque)):
         return None, tuple(holder)

@@ -183,3 +183,19 @@ def test_what_keras_calls_is_known_wherever_it_is(tmp_path, monkeypatch, name):
     monkeypatch.setattr("sys.path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, name, raising=False)
     assert location.files_of(name) == [str(tmp_path / f"{name}.py")]
+
+
+class Loading(dict):
+    """A registry that loads what it holds when asked, as that of a large library does."""
+
+    def keys(self):
+        raise ImportError("a module of it is not installed")
+
+    values = items = keys
+
+
+def test_the_methods_of_containers_do_not_run(monkeypatch):
+    monkeypatch.setattr(registered, "KNOWN", Loading(one="module"), raising=False)
+    function = compare(Training)
+    assert function.stats().regions >= 5 * 10, function.explain()
+    assert not [c for c in function._controller.ledger.causes if c.kind is Kind.FAULT]
