@@ -134,6 +134,9 @@ class StateGuards:
             if not issubclass(type(value), types.ModuleType):
                 break
             self._line(f"{place} is {self._writer.constant(value)}")
+            if _lacks(value, attribute):
+                self._line(f"not {self._writer.constant({attribute, '__getattr__'})} & {place}.__dict__.keys()")
+                return  # reading it raises
             value = plain_attribute(value, attribute)
             place = self._writer.let(f"{place}.{attribute}")
         if value is _MISSING:
@@ -462,6 +465,11 @@ def _is_looked_up(kind: type, base: type = object) -> bool:
     """Returns whether a class uses the attribute lookup of `base`, without `__getattr__`."""
     lookup: Any = kind.__getattribute__
     return lookup is base.__getattribute__ and not any("__getattr__" in vars(each) for each in kind.__mro__)
+
+
+def _lacks(module: types.ModuleType, name: str) -> bool:
+    """Returns whether a module has no such attribute, and no function that computes attributes."""
+    return type(module) is types.ModuleType and not {name, "__getattr__"} & vars(module).keys()
 
 
 def _content(cell: Any) -> Any:

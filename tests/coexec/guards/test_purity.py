@@ -1038,3 +1038,29 @@ def test_objects_are_freed():
     step(batch(0))
     gc.collect()
     assert [r() for r in references] == [None, None]
+
+
+def halved(x):
+    """Asks for a function that TensorFlow had before its second version, as libraries for both do."""
+    try:
+        return tf.div(x, 2.0)
+    except AttributeError:
+        return tf.divide(x, 2.0)
+
+
+@pytest.mark.parametrize("name", ["div", "__getattr__"])
+def test_what_a_module_lacks_may_come_later(monkeypatch, name):
+    added = {"div": lambda x, y: x * y, "__getattr__": lambda name: tf.multiply}[name]
+
+    def change(_, i):
+        if i == 10:
+            monkeypatch.setattr(tf, name, added, raising=False)
+        if i == 13:
+            monkeypatch.delattr(tf, name)
+
+    def make():
+        monkeypatch.undo()
+        return Layer(halved), None
+
+    compare(make, regions=10)
+    compare(make, change, regions=6)
