@@ -33,6 +33,8 @@ def check(graph: TraceGraph) -> None:
     for node in graph.nodes:
         if node.after is not None:
             _check_root(graph, node, node.after)
+    for root in graph.shared.values():
+        _check_root(graph, None, root)
 
 
 def _rule(holds: bool, where: Node | Step, text: str) -> None:
@@ -171,10 +173,11 @@ def _check_folded(node: Node, n: int, output: Output) -> None:
 # Steps.
 
 
-def _check_root(graph: TraceGraph, node: Node, root: Step) -> None:
+def _check_root(graph: TraceGraph, node: Node | None, root: Step) -> None:
+    where = root if node is None else node
     bare = root.parent is None and root.op is None and root.variant is None and root.node is node
-    _rule(bare, node, "the steps behind it hang on a root of its own")
-    _rule(root.first == root.end == root.external == 0, node, "a segment begins with nothing")
+    _rule(bare, where, "the steps behind it hang on a root of its own")
+    _rule(root.first == root.end == root.external == 0, where, "a segment begins with nothing")
     # Each entry has the tensors and feeds of the segment up to `parent`. Depth first with an explicit stack, since
     # segments have thousands of steps.
     ahead: list[tuple[Step, Step, list[Output], list[Spec]]] = [(root, child, [], []) for child in root.next]
@@ -200,10 +203,10 @@ def _check_step(graph: TraceGraph, parent: Step, step: Step, tensors: list[Outpu
     known = node is not None and node.number < len(graph.nodes) and graph.nodes[node.number] is node
     _rule(known, step, "its node is one of the graph")
     assert node is not None
-    assert before is not None
     _rule(step.op == node.op and step.attrs == node.attrs, step, "it has its node's type and attributes")
-    linked = before.successors.get(node.number) is node
-    _rule(linked, step, f"an edge leads to it from node {before.number}")
+    if before is not None:  # else it is behind a cut at which ways meet
+        linked = before.successors.get(node.number) is node
+        _rule(linked, step, f"an edge leads to it from node {before.number}")
     _rule(step.first == parent.end, step, f"its tensors are numbered from {parent.end}")
     _rule(step.end == step.first + len(step.outputs), step, "each output is a tensor")
     external = parent.external + len(step.specs)

@@ -89,8 +89,9 @@ class Cursor:
 
     def __init__(self, graph: TraceGraph) -> None:
         self.graph = graph
+        graph.calls += 1
         self.base = next(_runs) << 32
-        self.step = graph.entry.start_after()
+        self.step, self._behind = graph.entry.start_after(), graph.entry  # the latter: what came before the segment
         self.externals: list[Any] = []  # the current segment's feeds
         self._index = Index(self.externals)
         self.seeds: list[seeds.Pair] = []  # seeds of the current segment's random operations, in order
@@ -104,7 +105,8 @@ class Cursor:
         self.adopted = 0  # operations that no known step matched
         self.sizes: list[tuple[Any, ...]] = []  # of the feeds of ended segments that are for any size
         self.adopted_in: list[tuple[Step, dict[int, Any]]] = []  # segments with such: last step, fed Python numbers
-        self.cuts_at_joins = True  # whether `adopt` may ask for a cut
+        self.cuts_at_joins = True  # whether `adopt` may ask for a cut,
+        self.meets = True  # and where ways meet
         self.opens = False  # whether sizes that depend on values may be open (`open_sizes`)
         self.closing = False  # whether some were that are known from the next call on
         self._newest: Step | None = None  # the last step that `adopt` added
@@ -323,7 +325,7 @@ class Cursor:
         self.base += step.end
         self.externals, self.seeds = [], []
         self.handles, self.numbers = set(), set()
-        self.step = start
+        self.step, self._behind = start, step.node
 
     def place(self, tensor: Any) -> int | None:
         """Returns the number of a tensor among the current segment's feeds, or None."""
@@ -344,7 +346,7 @@ class Cursor:
     @property
     def last(self) -> Node | None:
         """The node of the last operation, if any."""
-        node = self.step.node
+        node = self.step.node or self._behind
         return None if node is self.graph.entry else node
 
     def count(self) -> int:
@@ -445,7 +447,9 @@ class Cursor:
             self._drop_constants(here, node)
             return self.adopt(entry, op, inputs, given, args)
         if self._is_join(here, node, variant):
-            return self._move(Step.at_join(here, node, len(inputs)), node)
+            step = Step.at_join(here, node, len(inputs))
+            step.onward = self.graph.onward_from(node.head)
+            return self._move(step, node)
         wiring.commit()
         step = Step(here, op, node, variant, tuple(wiring.slots), wiring.consts, wiring.lists, tuple(wiring.specs))
         if pair is not None:
@@ -460,8 +464,7 @@ class Cursor:
             self.adopted += 1
             self._mismatch("new operation", location, self._expected(), op)
             return None
-        assert here.node is not None
-        self.graph.link(here.node, node)
+        self.graph.link(here.node or self._behind, node)
         callee = self.graph.callees.of(attrs[-1]) if node.host == CALLED else None
         if callee is not None and not here.dynamic and (step := self._call_of(callee, node, inputs, attrs)) is not None:
             self.adopted += 1
@@ -517,6 +520,10 @@ class Cursor:
         Each way has steps of its own for all that follows in the segment, which are adopted and compiled for it alone:
         after ten choices between two, there are a thousand. Behind a cut they are the same for all.
         """
+        if self.meets and not here.dynamic:
+            meets = self.graph.came_to(node.location.frames, node.ways, here.node or self._behind)
+            if meets and self.cuts_at_joins and here.parent is not None:
+                return True
         if not here.next or not self.is_branch():
             return False
         known = node.joined.get(variant, 0)
@@ -535,16 +542,14 @@ class Cursor:
 
     def _move(self, step: Step, node: Node) -> Step:
         here = self.step
-        assert here.node is not None
-        self.graph.link(here.node, node)
+        self.graph.link(here.node or self._behind, node)
         here.add(step, MAX_STEPS)
         self.graph.steps += 1
         self.step = self._newest = step
         return step
 
     def _expected(self) -> str:
-        last = self.step.node
-        assert last is not None
+        last = self.step.node or self._behind
         names = [f"{n.op} at {n.location}" for n in list(last.successors.values())[:4]]
         return " or ".join(names) if names else "the end of the call"
 

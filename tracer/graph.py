@@ -23,7 +23,7 @@ from tracer.callees import MAX_AT_PLACE, Callee, Callees, name_in
 from tracer.host_ops import is_apart
 from tracer.inputs import shape_like
 from tracer.lazy import Output
-from tracer.location import FREE, Location
+from tracer.location import FREE, Frame, Location
 from tracer.op import Const, copied_attrs, freeze, signature_of
 from tracer.spec import RESOURCE, STRING, VARIANT, Spec, intern_spec, spec_of
 
@@ -31,6 +31,15 @@ CONST = -(1 << 40)  # slot of a constant input
 LIST = CONST - 1  # slot of a list input
 
 MAX_HANDLES = 4096
+
+MAX_SHARED = 4096  # roots of steps behind cuts at which ways meet
+# Lines at which ways meet, from which on segments are cut at each of them at once. Where there is one, its ways are
+# few, and each is compiled as a whole; with two, each way of the one is multiplied by those of the other. (A SimCLR
+# step with two choices for each of two views took 20 calls to learn some of its 16 paths, at 1.2 to 2.5 times eager's.)
+MANY_MEETING = 2
+# Followed calls within which they come there by another way: a program that changes for good, as one that goes on to
+# train more of its layers, or does something every hundredth call, makes no choices.
+MEETING_WITHIN = 12
 
 # An operation that has been seen with more attribute values than this at one location is a host op from then on.
 MAX_ATTRIBUTES = 32
@@ -70,9 +79,9 @@ class Node:
     """One operation at one location of the user's program."""
 
     __slots__ = (
-        "after", "attrs", "callee", "constants", "decides", "entry", "fed", "guarded", "head", "host",
-        "inputs", "joined", "location", "name", "number", "op", "opens", "predecessors", "returned", "shaping",
-        "sized", "specific", "successors", "variants", "waits",
+        "after", "attrs", "callee", "constants", "decides", "entry", "fed", "guarded", "head", "host", "inputs",
+        "joined", "location", "name", "number", "op", "opens", "predecessors", "returned", "shaping", "sized",
+        "specific", "successors", "variants", "waits", "ways",
     )  # fmt: skip
 
     def __init__(self, number: int, op: str, entry: str, attrs: tuple[Any, ...], location: Location) -> None:
@@ -97,6 +106,7 @@ class Node:
         self.sized = False  # whether it has none, as the program asks for these sizes
         self.decides = False  # whether its values are constants, as other shapes depend on them (`shape_sources`)
         self.joined: dict[Any, int] = {}  # how often a path came to it in the middle of a segment, by another way
+        self.ways: dict[int, int] = {}  # by the nodes after which calls came to it by a new step: the last such call
         self.waits = 0  # how often it has run on its own behind what was pending, up to a limit (`shape_sources`)
         self.constants: dict[Any, Const] = {}  # first values of those that may be fed, by input or (input, item)
         self.after: Step | None = None
@@ -154,8 +164,8 @@ class Step(Carried):
 
     __slots__ = (
         "arity", "attrs", "checked", "consts", "depth", "draws", "dynamic", "early", "end", "exact", "external", "fast",
-        "first", "frames", "host", "hot", "join", "lists", "live", "next", "node", "op", "open", "opened", "outputs",
-        "parent", "plain", "risky", "seeded", "single", "slots", "specs", "variant",
+        "first", "frames", "host", "hot", "join", "lists", "live", "next", "node", "onward", "op", "open", "opened",
+        "outputs", "parent", "plain", "risky", "seeded", "single", "slots", "specs", "variant",
     )  # fmt: skip
     end: int
     live: int
@@ -207,6 +217,7 @@ class Step(Carried):
         # Whether it is for any size (`dynamic_paths`), as are those after it in its segment.
         self.dynamic: bool = parent is not None and parent.dynamic
         self.join = False  # whether it stands for any wiring of its operation, before which the segment is cut
+        self.onward: Step | None = None  # of such a step: the root from which all ways go on behind the cut
         self.frames = node.location.frames if node is not None else ()
         self.hot: Step | None = None
         # Whether the program could catch a failure of it; None until the package above has decided.
@@ -309,6 +320,9 @@ class TraceGraph:
         self.steps = 0
         self.exits: set[int] = set()
         self.slow: set[Any] = set()  # operations issued through `execute`, with their locations
+        self.calls = 0  # followed calls
+        self.meeting: set[Any] = set()  # lines to which calls have come by several ways, with those of their callers
+        self.shared: dict[Any, Step] = {}  # the roots of the steps behind cuts at which ways meet, by what comes next
         self.callees = Callees()
         self._heads: dict[Any, Node] = {}  # the first node per operation and call stack
         self._latest: dict[Any, Node] = {}  # the latest node per operation, attributes and call stack
@@ -393,6 +407,31 @@ class TraceGraph:
         if after.number not in before.successors:
             before.successors[after.number] = after
             after.predecessors[before.number] = before
+
+    def came_to(self, frames: tuple[Frame, ...], ways: dict[int, int], way: Node) -> bool:
+        """Notes the node after which a followed call came to a place by a new step, in the `ways` known so far.
+
+        Returns whether ways meet there that others have multiplied: then what follows has steps for each combination.
+        """
+        ways[way.head.number] = self.calls  # a loop of ever other lengths is one way
+        if len(ways) == 1 or sum(self.calls - call <= MEETING_WITHIN for call in ways.values()) == 1:
+            return False
+        self.meeting.add((*(frame[:3] for frame in frames[:1]), *frames[1:]))
+        return len(self.meeting) >= MANY_MEETING
+
+    def onward_from(self, place: Any) -> Step:
+        """Returns the root of the steps from this place on behind a cut, whatever came before it."""
+        root = self.shared.get(place)
+        if root is None:
+            if len(self.shared) >= MAX_SHARED:
+                self.shared.clear()
+            root = self.shared[place] = Step(None, None, None, None, (), {}, {}, ())
+        return root
+
+    def roots(self) -> Iterator[Step]:
+        """Yields the roots of the steps behind all cuts."""
+        yield from (node.after for node in self.nodes if node.after is not None)
+        yield from list(self.shared.values())
 
     def size(self) -> int:
         """Returns the number of nodes and steps, which the graph's memory is proportional to."""

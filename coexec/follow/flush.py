@@ -144,6 +144,14 @@ def flush(run: CallState, awaited: Step | None = None) -> None:
                 flight.resume()
 
 
+def cut_at_join(run: CallState, onward: Step | None) -> None:
+    """Ends the segment of a followed call where ways meet; they go on from `onward`, if that is given."""
+    with run.lock:
+        flush(run)
+        if onward is not None and run.recorder is None and run.cursor.step.parent is None:
+            run.cursor.step = onward
+
+
 def flush_for(run: CallState, inputs: Iterable[Any]) -> None:
     """Runs all pending operations of a followed call if they take one of these tensors."""
     if any(run.cursor.place(v) is not None for v in inputs):

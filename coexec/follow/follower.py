@@ -23,6 +23,7 @@ from coexec.follow.device_control import DeviceControl
 from coexec.follow.flush import (
     admit,
     carry_out,
+    cut_at_join,
     diverge,
     flush,
     flush_for,
@@ -473,7 +474,11 @@ class Follower(CallState):
         if step.node.callee is not None:
             text = f"{op} reads variables that are written before it, or calls reach it by ever other ways"
         self.ledger.cause(Kind.CUT, text, step.node.location)
-        carry_out(self, step.parent)
+        cut_at_join(self, step.onward)
+
+    def cut_where_ways_meet(self, cut: bool) -> None:
+        """Sets whether segments end where ways meet, for operations that the cursor has no steps for."""
+        self.cursor.meets = cut
 
     def _raise_deferred(self) -> None:
         error, self.refused = self.deferred, self.refused + 1

@@ -12,7 +12,7 @@ import numpy as np
 
 from coexec.base.stats import Kind
 from coexec.base.tuning import tuning
-from coexec.follow.flush import launch_beside
+from coexec.follow.flush import cut_at_join, launch_beside
 from coexec.follow.follower import Follower
 from coexec.guards.arguments import ArgumentGuard, GivenTensors, argument_guard_of
 from coexec.guards.call_key import (
@@ -103,10 +103,11 @@ class CallSites:
         tapes = run.tapes
         if run.recorder is not None or tapes.foreign:
             return call(function, args, kwargs)
-        for known, tally in run.cursor.step.joins:
+        for known, tally, onward in run.cursor.step.joins:
             if known is function:
                 tally.count += 1
-                run.flush()
+                cut_at_join(run, onward)
+                break
         pattern: ArgumentGuard[Region] | None = run.cursor.step.pattern
         if pattern is not None and pattern.function is function:
             with run.lock:
@@ -139,11 +140,11 @@ class CallSites:
             start.regions = {}
         region = start.regions.get(key)
         if region is None:
-            if run.cursor.is_branch() and self._known.is_at_join(start, key, arguments.anchors):
+            place = place_of_call(function, arguments.anchors, call_stack()[0])
+            if self._is_at_join(function, start, key, place, arguments.anchors):
                 text = f"calls reach {function.__qualname__} by ever other ways: what comes before it"
                 tally = run.ledger.cause(Kind.CUT, f"{text} is launched on its own", place_of())
-                start.joins = (*start.joins, (function, tally))
-                run.flush()
+                start.joins = (*start.joins, (function, tally, run.graph.onward_from(place)))
                 return self._call(function, args, kwargs)
             if not admit(start.regions, function):
                 self._tell(function, "what it is given keeps changing")
@@ -251,7 +252,11 @@ class CallSites:
             return call(function, args, kwargs)
         tapes = self.run.tapes
         number = tapes.number(args[0]._tape._tape)
-        result = call(function, args, kwargs)
+        self.run.cut_where_ways_meet(False)  # its operations follow from choices that were made before
+        try:
+            result = call(function, args, kwargs)
+        finally:
+            self.run.cut_where_ways_meet(True)
         try:
             if args[0]._tape is None and number >= 0 and self.run.recorder is None:
                 tapes.finished(number)
@@ -259,6 +264,18 @@ class CallSites:
             if not self.run.fault(error):
                 raise
         return result
+
+    def _is_at_join(self, function: Any, start: Step, key: Any, place: Any, objects: list[Any]) -> bool:
+        """Returns whether to cut before a call that is new here, as calls keep coming to it by other ways."""
+        cursor = self.run.cursor
+        if start.dynamic or start.parent is None or start.node is None:
+            return False
+        if function is gradient and any(region.function is gradient for region in (start.regions or {}).values()):
+            return False  # its key changes while calls on its tape are learnt
+        meets = cursor.graph.came_to(place[2], self._known.ways_to(place), start.node)
+        if meets and cursor.cuts_at_joins:
+            return True
+        return cursor.is_branch() and self._known.is_at_join(start, key, objects)
 
     # Keys.
 

@@ -46,6 +46,7 @@ class KnownCalls:
         self._refused: dict[Any, Refusals] = {}  # by call and place
         # How often a call was new at a known place, by that and its key's hash, and the objects in the key.
         self._ways: dict[Any, tuple[int, tuple[weakref.ref[Any], ...]]] = {}
+        self._came: dict[Any, dict[int, int]] = {}  # by call and place: after which nodes calls came there first
         self.calls = 0  # followed calls of the function
         self.reported: dict[tuple[Any, str], Tally] = {}  # by code and reason: finding the place takes time
         self.reasons: dict[Any, Tally] = {}  # by code: the last one reported, charged with its Python's time
@@ -77,6 +78,12 @@ class KnownCalls:
         self._ways[place] = known + 1, _references(objects)
         return known >= MAX_WAYS
 
+    def ways_to(self, place: Any) -> dict[int, int]:
+        """Returns the ways by which calls have come to a library call: see `TraceGraph.came_to`."""
+        if len(self._came) >= tuning.max_twin_places:
+            self._came.clear()
+        return self._came.setdefault(place, {})
+
     def admits(self, place: Any) -> bool:
         """Returns whether to observe a call for the first time, as far as others at this place were refused."""
         refusals = self._refused.get(place)
@@ -99,6 +106,7 @@ class KnownCalls:
     def clear(self) -> None:
         """Clears the calls; what was reported is not reported again."""
         self.variants, self._seen, self._refused, self._ways = ShapeVariants(), {}, {}, {}
+        self._came.clear()
 
 
 def _references(objects: list[Any]) -> tuple[weakref.ref[Any], ...]:

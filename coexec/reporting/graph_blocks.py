@@ -37,7 +37,7 @@ class GraphBlock:
 
 def memoized_calls(graph: TraceGraph) -> Iterator[Region]:
     """Yields all library calls that were tried to be memoized, of all paths."""
-    ahead = [node.after for node in graph.nodes if node.after is not None]
+    ahead = list(graph.roots())
     while ahead:
         step = ahead.pop()
         ahead += step.next

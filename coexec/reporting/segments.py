@@ -145,7 +145,7 @@ def segments_of(name: str, lasts: Sequence[Step]) -> Segments:
 def ends_in(graph: TraceGraph) -> list[Step]:
     """Returns the last steps of all segments that have run, those of paths no longer taken included."""
     found = []
-    ahead = [child for node in graph.nodes if node.after is not None for child in node.after.next]
+    ahead = [child for root in graph.roots() for child in root.next]
     while ahead:
         step = ahead.pop()
         ahead += step.next

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from coexec.reporting.segments import ends_in
 from coexec.testing import always_follow, compile_everything
 from tests.coexec import run_both
 from tracer.check import check
@@ -245,3 +246,165 @@ def test_a_choice_within_a_layer():
         return step
 
     run_both(make, CALLS)
+
+
+def views(decorate):
+    """Two views of the same rows, each with two choices, by plain operations: sixteen combinations of them."""
+    weight, dice = tf.Variable([[1.0, -2.0, 0.5]] * 3), random.Random(4)
+
+    def augmented(rows):
+        if dice.random() < 0.5:
+            rows = tf.reverse(rows, [1])
+        rows = rows + dice.uniform(-0.1, 0.1)
+        if dice.random() < 0.4:
+            rows = tf.tile(tf.reduce_mean(rows, 1, keepdims=True), [1, 3])
+        return tf.minimum(rows, 1.0)
+
+    @decorate
+    def step(rows):
+        one, other = augmented(rows), augmented(rows)
+        with tf.GradientTape() as tape:
+            h = tf.concat([one, other], 0)
+            for _ in range(8):
+                h = tf.tanh(h @ weight)
+            loss = tf.reduce_mean(h**2)
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        return float(loss)
+
+    return step
+
+
+def views_by_layers(decorate):
+    """The same, by layers of Keras, which ways meet before: what follows is memoized once."""
+    keras.utils.set_random_seed(4)
+    noise, dense, dice = keras.layers.Dense(3), keras.layers.Dense(3, activation="tanh"), random.Random(9)
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    for layer in (noise, dense):
+        layer.build([None, 3])
+    weights = [*noise.trainable_variables, *dense.trainable_variables]
+    optimizer.build(weights)
+
+    @decorate
+    def step(rows):
+        with tf.GradientTape() as tape:
+            views = []
+            for _ in range(2):
+                h = tf.sin(rows) if dice.random() < 0.5 else rows
+                h = noise(h)
+                h = tf.abs(h) * 2.0 if dice.random() < 0.5 else h
+                views.append(dense(h))
+            loss = tf.reduce_mean((views[0] - views[1]) ** 2) + tf.reduce_mean(views[0] ** 2)
+        optimizer.apply(tape.gradient(loss, weights), weights)
+        return loss
+
+    return step
+
+
+@pytest.mark.parametrize("make", [views, views_by_layers])
+def test_what_follows_choices_is_learnt_once(make):
+    step = run_both(make, CALLS[:40])
+    check(step.trace_graph)
+    stats = step.stats()
+    assert stats.diverged <= 5
+    assert stats.followed >= 34
+    # Each combination on its own would have a segment with all operations, and there are sixteen.
+    whole = max(last.depth for last in ends_in(step.trace_graph))
+    assert sum(last.depth > 0.8 * whole for last in ends_in(step.trace_graph)) <= 6
+    for rows, in CALLS[:20]:
+        step(rows)
+    after = step.stats()
+    assert after.compiles - stats.compiles <= 2
+    assert after.followed - stats.followed == 20
+
+
+def test_one_choice_is_no_reason_to_cut():
+    def make(decorate):
+        weight, dice = tf.Variable([1.0, -2.0, 0.5]), random.Random(4)
+
+        @decorate
+        def step(rows):
+            h = tf.exp(-rows) * weight
+            if dice.random() < 0.5:
+                h = tf.sin(h)
+            return tf.reduce_sum(tf.tanh(h) ** 2)
+
+        return step
+
+    step = run_both(make, CALLS[:20])
+    before = step.stats()
+    for rows, in CALLS[:20]:
+        step(rows)
+    assert step.stats().launches - before.launches == 20
+
+
+def test_lengths_of_a_loop_are_no_ways():
+    def make(decorate):
+        weight = tf.Variable([1.0, -2.0, 0.5])
+
+        @decorate
+        def step(rows, times):
+            h = rows
+            for _ in range(times):
+                h = tf.tanh(h * weight)
+            for _ in range(times):
+                h = tf.sin(h - weight)
+            return h
+
+        return step
+
+    step = run_both(make, [(ROWS[0], 2 + n % 2) for n in range(20)])
+    before = step.stats()
+    run = [step(ROWS[0], 2 + n % 2) for n in range(10)]
+    assert run
+    assert step.stats().launches - before.launches == 10
+
+
+def test_a_program_that_changes_for_good_makes_no_choices():
+    def make(decorate):
+        weight, made = tf.Variable([1.0, -2.0, 0.5]), []
+
+        @decorate
+        def step(rows):
+            made.append(1)
+            h = rows
+            for _ in range(3):
+                h = tf.tanh(h * weight)
+                if len(made) > 16:
+                    h = tf.sin(h)
+                h = h + 1.0
+            return tf.reduce_sum(h)
+
+        return step
+
+    step = run_both(make, CALLS[:24])
+    before = step.stats()
+    for rows, in CALLS[:10]:
+        step(rows)
+    assert step.stats().launches - before.launches == 10
+
+
+def test_a_gradient_is_not_cut_where_choices_before_it_meet():
+    def make(decorate):
+        weights, made = [tf.Variable([1.0, -2.0, float(n)]) for n in range(6)], random.Random(3)
+
+        @decorate
+        def step(rows):
+            with tf.GradientTape() as tape:
+                h = rows
+                for weight in weights:
+                    h = tf.tanh(h * weight + 0.5)
+                loss = tf.reduce_mean(h**2) if made.random() < 0.5 else tf.reduce_sum(tf.abs(h))
+                for weight in weights:
+                    loss += 0.1 * tf.reduce_sum(weight**2)
+            gradients = tape.gradient(loss, weights)
+            for weight, gradient in zip(weights, gradients, strict=True):
+                weight.assign_sub(0.01 * gradient)
+            return loss
+
+        return step
+
+    step = run_both(make, CALLS[:30])
+    before = step.stats()
+    for rows, in CALLS[:10]:
+        step(rows)
+    assert step.stats().launches - before.launches <= 30
