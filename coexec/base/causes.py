@@ -49,6 +49,7 @@ class Kind(enum.Enum):
     BACKOFF = Meaning(
         "CX-BACKOFF", "backed off", "some calls run imperatively, since following them has not paid",
         "followed calls that take less than plain ones", "see the other causes: the dearest one is why", "diverge",
+        calls=True,
     )  # fmt: skip
     GRADIENT = Meaning(
         "CX-GRADIENT", "library call not followed as one", "the Python of a gradient runs on each call",

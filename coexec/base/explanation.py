@@ -28,6 +28,7 @@ class Pace:
     eager: float | None = None  # the median of imperative calls
     made: int = 0  # how many calls were timed since the first, however they ran
     spent: float = 0.0  # what all of these took, learning included
+    least: float | None = None  # what an imperative call takes at least, by the operations of the last followed one
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def explained(name: str, stats: Stats, causes: dict[Cause, Tally], pace: Pace) -
         causes.items(), key=lambda item: _rank(item[0].kind, _seconds(item[0], item[1], steady), item[1].count)
     )
     findings = [finding_of(cause, tally, calls, steady) for cause, tally in ranked]
-    dearest = _dearest(ranked, findings)
+    dearest = _dearest(ranked, findings, calls)
     best = _best(ranked, pace, calls)
     verdict = [_now(name, pace), _at_best(pace, best), _to_change(dearest)]
     counts = (
@@ -151,12 +152,24 @@ def _rank(kind: Kind, seconds: float, count: int) -> tuple[Any, ...]:
     return not kind.value.urgent, kind.value.told, -seconds, _KINDS.index(kind), -count
 
 
-def _dearest(ranked: list[tuple[Cause, Tally]], findings: list[Finding]) -> Finding | None:
-    """Returns the most urgent or expensive cause; None if none is known to cost anything."""
-    for (cause, _), finding in zip(ranked, findings, strict=True):
-        if cause.kind.value.urgent or finding.seconds_per_call > 0.0:
-            return finding
-    return None
+def _dearest(ranked: list[tuple[Cause, Tally]], findings: list[Finding], calls: int) -> Finding | None:
+    """Returns the most urgent or expensive cause; None if none is known to cost anything.
+
+    Of a function that has backed off from most of its calls that is the one, with what else is dearest: nothing that is
+    to change in followed calls would help the others.
+    """
+    dearest, backoff = None, None
+    for (cause, tally), finding in zip(ranked, findings, strict=True):
+        if cause.kind is Kind.BACKOFF and 2 * tally.count >= calls:
+            backoff = finding
+        elif dearest is None and (cause.kind.value.urgent or finding.seconds_per_call > 0.0):
+            dearest = finding
+            if cause.kind.value.urgent:
+                return dearest
+    if backoff is None or dearest is None:
+        return backoff or dearest
+    why = f"{backoff.what_to_do}: {dearest.id} at {_place_of(dearest)}"
+    return dataclasses.replace(backoff, what_to_do=why)
 
 
 def _best(ranked: list[tuple[Cause, Tally]], pace: Pace, calls: int) -> float | None:
@@ -177,8 +190,12 @@ def _now(name: str, pace: Pace) -> str:
         return f"{name}: a call takes a time that is not known yet: none has been followed"
     last, share = f"mean of the last {pace.calls}", _share(pace.now, pace)
     if share is None or pace.eager is None:
+        known = "eager's time was not measured"
+        if pace.least is not None and pace.least > pace.now:
+            share = pace.now / pace.least
+            known = f"by its operations at most {share:.2f} of eager's time, which was not measured"
         return (
-            f"{name}: a call takes {_time(pace.now)} ({last}); eager's time was not measured: "
+            f"{name}: a call takes {_time(pace.now)} ({last}); {known}: "
             "`with coexec.imperative()` around a few calls does that"
         )
     return f"{name}: a call takes {share:.2f} of eager's time, {_time(pace.now)} of {_time(pace.eager)} ({last})"
@@ -195,9 +212,13 @@ def _at_best(pace: Pace, best: float | None) -> str:
 def _to_change(dearest: Finding | None) -> str:
     if dearest is None:
         return "to change: nothing that is known to cost time"
-    place = f"{dearest.file}:{dearest.line}" if dearest.file else dearest.function
+    place = _place_of(dearest)
     cost = f", {_time(dearest.seconds_per_call)} a call" if dearest.seconds_per_call else ""
     return f"to change: {dearest.id} at {place}{cost}: {dearest.what_to_do}"
+
+
+def _place_of(finding: Finding) -> str:
+    return f"{finding.file}:{finding.line}" if finding.file else finding.function
 
 
 def _listed(findings: list[Finding]) -> list[str]:

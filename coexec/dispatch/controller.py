@@ -285,6 +285,9 @@ class Controller:
         """Runs a call imperatively, and notes its time, also in `tally` if given."""
         self.land()
         self.ledger.count("imperative")
+        if tally is None and self.account.backs_off:
+            text = "following took longer than plain calls, so some run plainly"
+            tally = self.ledger.cause(Kind.BACKOFF, text, self.name)
         began = clock.now()
         try:
             return attempt(*args, **kwargs)
@@ -430,9 +433,8 @@ class Controller:
         routine, recorder = _is_routine(following, seconds), following.recorder
         size = self.last_events + (len(recorder.trace.calls) if recorder is not None else 0)
         recurs = recorder is None and not following.cursor.adopted
-        if not self.options.strict and self.account.followed(seconds, routine, most, compiled, size, recurs):
-            text = "following took longer than plain calls, so some run plainly"
-            self.ledger.cause(Kind.BACKOFF, text, self.name)
+        if not self.options.strict:
+            self.account.followed(seconds, routine, most, compiled, size, recurs)
 
     def _is_dynamic(self) -> bool:
         return self.options.reduce_retracing and self.options.jit_compile is not True

@@ -212,4 +212,5 @@ class Profitability:
             statistics.median_low(plain) if plain else None,
             self._made,
             self._spent,
+            tuning.eager_operation * self._sizes[-1] / self.steps if self._sizes and self._sizes[-1] else None,
         )
