@@ -59,10 +59,13 @@ class Tuning:
     plain_calls_apart: int = 2
     plain_calls_apart_fast: int = 6
     # Calls differ in size if one has so many times as many operations as another, or took so many times as long. Then
-    # so many imperative ones are timed in a row at first. (A step that skipped a batch in its first timed call, in 0.1
-    # ms instead of 8, ran imperatively for 32 calls, though followed it takes 0.25 of eager's time.)
+    # more imperative ones are timed before following is given up. (A step that skipped a batch in its first timed call,
+    # in 0.1 ms instead of 8, ran imperatively for 32 calls, though followed it takes 0.25 of eager's time. With three
+    # timed in a row at first, gradients accumulated over three calls were learnt later: calls 10 to 30 took 0.65 of
+    # eager's time, and 0.14 with one.)
     varied_calls: float = 2.0
-    varied_calls_timed: int = 3
+    # Imperative calls that are timed in a row where that is done without a doubt.
+    asked_calls_timed: int = 3
     # Operations per launch; with fewer, following may well cost more than it saves.
     worthwhile_launch: int = 16
 

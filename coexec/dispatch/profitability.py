@@ -14,9 +14,9 @@ from coexec.base.tuning import tuning
 class Profitability:
     """The balance, in seconds, of what following saves over imperative calls; backs off where it does not pay.
 
-    No imperative call is timed until there is doubt. Then one is, and a few more at growing intervals; several in a
-    row if calls differ in what they do, as one that returns at once says nothing of the others. The cost of learning
-    before that is sunk and not counted. Later calls may lose up to `following_patience` imperative
+    No imperative call is timed until there is doubt. Then one is, and a few more at growing intervals, and before
+    following is given up if calls differ in what they do, as one that returns at once says nothing of the others. The
+    cost of learning before that is sunk and not counted. Later calls may lose up to `following_patience` imperative
     calls' time before following has to pay, and more once steady-state calls were fast: slow calls are then learning
     something new, once. So are they, before the first steady-state call, where the last ones took known paths. If
     following does not pay, calls run imperatively for a while. Then a few are followed again, with half the patience;
@@ -129,7 +129,7 @@ class Profitability:
                 self._calm += clean
                 asked = 0 < tuning.calm_before_timing <= self._calm
                 if asked or self._doubt >= tuning.doubt_before_timing:
-                    self.paused = tuning.varied_calls_timed if self._varies or asked else 1
+                    self.paused = tuning.asked_calls_timed if asked else 1
                 return False
             plain, largest = self._per_call, self._per_call
             if self._varies:  # an imperative call takes as long as it has operations

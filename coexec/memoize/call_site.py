@@ -303,7 +303,7 @@ class CallSites:
         if tape._persistent and number in tapes.active:
             raise CannotMemoize("its tape records the gradient")
         cursor = self.run.cursor
-        history = tapes.history(number, place, self._origin, cursor.step.dynamic)
+        history = tapes.history(number, place, cursor.base, cursor.step.dynamic)
         if history is not None and cursor.sizes and not cursor.step.dynamic:
             history = (*history, tuple(cursor.sizes))  # the steps of earlier segments do not tell
         if history is None or number < 0:
@@ -316,13 +316,16 @@ class CallSites:
     def _place(self, arguments: CallArguments, value: Any) -> Any:
         """Names a tensor or variable by where in the call it comes from.
 
-        Constants are keyed like arguments, as the gradient's operations may depend on their values.
+        By its place in the segment, or among its feeds: what was before a cut may have come by several ways. Constants
+        are keyed like arguments, as the gradient's operations may depend on their values.
         """
         if type(value) is LazyTensor:
             if value._out.const is not None:
                 return arguments.key(value)
             if value._key >= self._origin:
-                return value._key - self._origin
+                cursor = self.run.cursor
+                feed = cursor.place(value._value) if value._key < cursor.base else None
+                return value._key - cursor.base if feed is None else ("feed", feed)
         elif isinstance(value, EagerTensor):
             if self.run.cursor.constant_of(value) is not None:
                 return arguments.key(value)

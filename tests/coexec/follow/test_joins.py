@@ -408,3 +408,34 @@ def test_a_gradient_is_not_cut_where_choices_before_it_meet():
     for rows, in CALLS[:10]:
         step(rows)
     assert step.stats().launches - before.launches <= 30
+
+
+def test_the_gradient_of_what_follows_choices_is_skipped():
+    """What was made before the cut differs from way to way, but not what the gradient is given."""
+
+    def make(decorate):
+        keras.utils.set_random_seed(4)
+        dense, dice = keras.layers.Dense(3, activation="tanh"), random.Random(9)
+        dense.build([None, 3])
+        weights = dense.trainable_variables
+
+        @decorate
+        def step(rows):
+            for _ in range(3):
+                rows = tf.abs(tf.sin(rows)) * 2.0 if dice.random() < 0.5 else rows + 0.5
+                rows = rows / (1.0 + tf.abs(rows))
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(dense(rows) ** 2)
+            for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+                weight.assign_sub(0.1 * gradient)
+            return loss
+
+        return step
+
+    step = run_both(make, CALLS[:40])
+    before = step.stats()
+    for rows, in CALLS[:20]:
+        step(rows)
+    after = step.stats()
+    assert after.followed - before.followed == 20
+    assert after.regions - before.regions >= 2 * 17
