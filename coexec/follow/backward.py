@@ -7,6 +7,7 @@ from types import CellType, FunctionType
 from typing import Any, NamedTuple
 
 from coexec.follow.tape_entry import TapeEntry
+from coexec.follow.tensor_names import TensorNames
 from tracer.faults import passes
 from tracer.intercept import current_handler
 from tracer.location import is_user
@@ -132,7 +133,7 @@ class FunctionEntry(TapeEntry):
         self._forward = forward
         self.tapes = tapes
 
-    def identity(self, origin: int) -> Any:
+    def identity(self, names: TensorNames) -> Any:
         """Returns a key of the operation, apart from its tensors.
 
         The backward function is not part of it, as it runs each time.
@@ -169,9 +170,9 @@ class LibraryEntry(FunctionEntry):
         """What observed calls list of it, where other entries have a step."""
         return self
 
-    def identity(self, origin: int) -> Any:
+    def identity(self, names: TensorNames) -> Any:
         """Returns a key of the operation and its function, apart from their tensors."""
-        return *super().identity(origin), self.closed
+        return *super().identity(names), self.closed
 
     def _tensors(self) -> list[Any]:
         return [*self._inputs, *self.outputs, *self._held]

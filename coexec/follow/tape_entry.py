@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from coexec.follow.tensor_names import TensorNames
 from tracer.graph import CONST, LIST, Step
 from tracer.inputs import python_spec
 from tracer.intercept import flat_outputs, record_fast, record_gradient
@@ -26,7 +27,7 @@ class TapeEntry:
         """Returns its input and output tensors, numbered for `get`."""
         raise NotImplementedError
 
-    def brief(self, origin: int) -> Any:
+    def brief(self, names: TensorNames) -> Any:
         """Returns None: its tensors have to be compared."""
 
     def keep(self) -> None:
@@ -65,14 +66,14 @@ class Entry(TapeEntry):
         if step.closed is None:
             step.closed = bool(self.result) and not step.lists and all(map(_is_inside, step.slots, args))
 
-    def identity(self, origin: int) -> Any:
+    def identity(self, names: TensorNames) -> Any:
         """Returns a key of the operation, apart from its tensors."""
         return self.step
 
-    def brief(self, origin: int) -> Any:
+    def brief(self, names: TensorNames) -> Any:
         """Returns a key that implies the tensors, if all inputs come from its own segment; else None."""
         # Fast, as a recurrent step of raw operations has some 700 of these.
-        return (self.step, self.result[0]._key - origin, self.tapes) if self.step.closed else None
+        return (self.step, names.of(self.result[0]._key), self.tapes) if self.step.closed else None
 
     def given(self) -> list[Any]:
         """Returns the input tensors except constants, which the step determines."""
@@ -138,7 +139,7 @@ class NamedEntry(TapeEntry):
         self.outputs = list(flat_outputs(outputs))
         self.tapes = tapes
 
-    def identity(self, origin: int) -> Any:
+    def identity(self, names: TensorNames) -> Any:
         """Returns a key of the operation, apart from its tensors.
 
         It includes shapes, as no step has compared them. Raises TypeError if attributes cannot be compared.
@@ -169,14 +170,14 @@ class FastEntry(NamedEntry):
         inputs = [v for value in args for v in (value if isinstance(value, (list, tuple)) else (value,))]
         super().__init__(op, [v for v in inputs if isinstance(v, EagerTensor)], (), result, tapes)
 
-    def identity(self, origin: int) -> Any:
+    def identity(self, names: TensorNames) -> Any:
         """Returns the same, including the Python values among the inputs."""
         signature = signature_of(self.op)
         assert signature is not None
         count = len(signature.inputs)
         given = tuple([None if isinstance(v, EagerTensor) else _without_tensors(v) for v in self.args[:count]])
         self.attrs = self.args[count:]
-        return freeze(given), super().identity(origin)
+        return freeze(given), super().identity(names)
 
     def record(self, constant: Constant) -> None:
         """Puts the operation on the active tapes."""

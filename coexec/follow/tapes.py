@@ -13,6 +13,7 @@ from typing import Any
 from coexec.follow.backward import Backward, FunctionEntry, LibraryEntry, closed
 from coexec.follow.liveness import referenced
 from coexec.follow.tape_entry import Constant, Entry, NamedEntry, record_on_tapes, without_sizes
+from coexec.follow.tensor_names import TensorNames
 from tracer.graph import CONST, LIST, Step
 from tracer.intercept import flat_outputs, tape_is_empty, variable_accessed
 from tracer.lazy import LazyTensor, Output
@@ -314,28 +315,29 @@ class Tapes:
     # A tape's history, in a form that can be compared across calls.
 
     def history(
-        self, number: int, place: Callable[[Any], Any], origin: int, any_size: bool = False
+        self, number: int, place: Callable[[Any], Any], names: TensorNames, any_size: bool = False
     ) -> tuple[Any, ...] | None:
         """Returns a key of all that a tape has recorded and watched, or None if that is not known.
 
-        `place` names tensors; `origin` is the first key of the call's tensors; `any_size`: leave out sizes.
+        `place` names all tensors, `names` those of the call that have no value yet; `any_size`: leave out sizes.
         """
         if not self.waiting or number in self._direct or number in self._finished:
             return None
         seen: list[Any] = []
+        base = names.base
         for entry in self.entries:
             if number not in entry.tapes:
                 continue
-            brief = entry.brief(origin)
+            brief = entry.brief(names)
             if brief is not None:
                 seen.append(brief)
                 continue
-            given = tuple([  # most are tensors of this call, which `place` would name by their keys
-                v._key - origin if type(v) is LazyTensor and v._key >= origin and v._out.const is None else place(v)
+            given = tuple([  # most are tensors of this segment, which `place` would name by their numbers
+                v._key - base if type(v) is LazyTensor and v._key >= base and v._out.const is None else place(v)
                 for v in entry.given()
             ])  # fmt: skip
             try:
-                identity = entry.identity(origin)
+                identity = entry.identity(names)
                 seen.append((without_sizes(identity) if any_size else identity, given, entry.tapes))
             except TypeError:  # attributes that cannot be compared
                 return None

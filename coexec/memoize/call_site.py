@@ -14,6 +14,7 @@ from coexec.base.stats import Kind
 from coexec.base.tuning import tuning
 from coexec.follow.flush import cut_at_join, launch_beside
 from coexec.follow.follower import Follower
+from coexec.follow.tensor_names import TensorNames
 from coexec.guards.arguments import ArgumentGuard, GivenTensors, argument_guard_of
 from coexec.guards.call_key import (
     CallArguments,
@@ -65,6 +66,7 @@ class CallSites:
         known.calls += 1
         self._watch_where_affordable()
         self._origin = run.cursor.base
+        self._names = TensorNames(run.cursor)
         self._outsiders: dict[int, tuple[int, Any]] = {}  # eager tensors by id, numbered in order of appearance
         self._surroundings = Surroundings()
         self._inside = 0.0  # seconds in library calls nested in the running one
@@ -303,7 +305,7 @@ class CallSites:
         if tape._persistent and number in tapes.active:
             raise CannotMemoize("its tape records the gradient")
         cursor = self.run.cursor
-        history = tapes.history(number, place, cursor.base, cursor.step.dynamic)
+        history = tapes.history(number, place, self._names, cursor.step.dynamic)
         if history is not None and cursor.sizes and not cursor.step.dynamic:
             history = (*history, tuple(cursor.sizes))  # the steps of earlier segments do not tell
         if history is None or number < 0:
@@ -316,16 +318,13 @@ class CallSites:
     def _place(self, arguments: CallArguments, value: Any) -> Any:
         """Names a tensor or variable by where in the call it comes from.
 
-        By its place in the segment, or among its feeds: what was before a cut may have come by several ways. Constants
-        are keyed like arguments, as the gradient's operations may depend on their values.
+        Constants are keyed like arguments, as the gradient's operations may depend on their values.
         """
         if type(value) is LazyTensor:
             if value._out.const is not None:
                 return arguments.key(value)
             if value._key >= self._origin:
-                cursor = self.run.cursor
-                feed = cursor.place(value._value) if value._key < cursor.base else None
-                return value._key - cursor.base if feed is None else ("feed", feed)
+                return self._names.of(value._key)
         elif isinstance(value, EagerTensor):
             if self.run.cursor.constant_of(value) is not None:
                 return arguments.key(value)

@@ -8,6 +8,7 @@ from typing import Any
 from coexec.follow.backward import FunctionRecord
 from coexec.follow.follower import Follower
 from coexec.follow.tape_entry import identities, record_on_tapes
+from coexec.follow.tensor_names import TensorNames
 from coexec.memoize.entry import Region
 from tracer.graph import CONST, LIST
 from tracer.lazy import LazyTensor, Output, new_lazy
@@ -62,13 +63,13 @@ class RegionEntry:
         self._inputs = None
         return self._tensors
 
-    def brief(self, origin: int) -> Any:
+    def brief(self, names: TensorNames) -> Any:
         """Returns a key that implies the tensors, if all arguments come from its own segment; else None."""
-        return (self.region, self.version, self.base - origin, self.tapes) if self.region.closed else None
+        return (self.region, self.version, names.of(self.base), self.tapes) if self.region.closed else None
 
-    def identity(self, origin: int) -> Any:
+    def identity(self, names: TensorNames) -> Any:
         """Returns a key of the call, apart from what `given` returns."""
-        return self.region, self.version, self.base - origin if self._early else None
+        return self.region, self.version, names.of(self.base) if self._early else None
 
     def keep(self) -> None:
         """Creates the tensors that a tape would hold, in time to get values when their segment runs.

@@ -442,3 +442,64 @@ def test_the_gradient_of_what_follows_choices_is_skipped():
     after = step.stats()
     assert after.followed - before.followed == 20
     assert after.regions - before.regions == 2 * 20
+
+
+def test_a_gradient_of_either_of_two_earlier_tensors():
+    """Which of them is used behind the cut decides what the gradient is, though it is the same feed."""
+
+    def make(decorate):
+        keras.utils.set_random_seed(4)
+        layers, dice = [keras.layers.Dense(3, activation="tanh") for _ in range(2)], random.Random(9)
+        for layer in layers:
+            layer.build([None, 3])
+        weights = [weight for layer in layers for weight in layer.trainable_variables]
+
+        @decorate
+        def step(rows):
+            with tf.GradientTape() as tape:
+                one, other = (layer(rows) for layer in layers)
+                seen = float(tf.reduce_sum(one) + tf.reduce_sum(other))
+                chosen = (one, other)[dice.randrange(2)]
+                loss = tf.reduce_mean(layers[0](chosen) ** 2)
+            gradients = tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+            for weight, gradient in zip(weights, gradients, strict=True):
+                weight.assign_sub(0.01 * gradient)
+            return loss, gradients, seen
+
+        return step
+
+    step = run_both(make, CALLS[:40])
+    assert step.stats().regions > 40
+
+
+def test_a_gradient_behind_choices_within_its_tape_is_skipped():
+    """Each choice is between paths of two lengths: 64 combinations, whose gradients are the same operations."""
+
+    def make(decorate):
+        keras.utils.set_random_seed(4)
+        cell, dice = keras.layers.Dense(3, activation="tanh"), random.Random(9)
+        cell.build([None, 3])
+        weights = cell.trainable_variables
+
+        @decorate
+        def step(rows):
+            with tf.GradientTape() as tape:
+                words, loss = tf.cast(rows, tf.int32), 0.0
+                for position in range(6):
+                    made = cell(tf.cast(words, tf.float32))
+                    loss += tf.reduce_mean(made**2)
+                    drawn = rows * float(position) if dice.random() < 0.5 else tf.sign(tf.sin(made) + 0.1) * 2.0
+                    words = tf.cast(drawn, tf.int32)
+            for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+                weight.assign_sub(0.1 * gradient)
+            return loss
+
+        return step
+
+    step = run_both(make, CALLS)
+    before = step.stats()
+    for rows, in CALLS[:20]:
+        step(rows)
+    after = step.stats()
+    assert after.followed - before.followed == 20
+    assert after.regions - before.regions >= 20 * 5
