@@ -414,8 +414,8 @@ class TraceGraph:
         Returns whether ways meet there that others have multiplied: then what follows has steps for each combination.
         """
         ways[way.head.number] = self.calls  # a loop of ever other lengths is one way
-        if len(ways) == 1 or sum(self.calls - call <= MEETING_WITHIN for call in ways.values()) == 1:
-            return False
+        if len(ways) == 1 or sum(self.calls - call <= MEETING_WITHIN for call in list(ways.values())) == 1:
+            return False  # (a list, as calls on other threads may come there, too)
         self.meeting.add((*(frame[:3] for frame in frames[:1]), *frames[1:]))
         return len(self.meeting) >= MANY_MEETING
 
