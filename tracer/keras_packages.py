@@ -111,9 +111,11 @@ class LegacyKeras:
             given.append(("phase", self._learning_phase()))
         if call.in_call:
             for name, value in call._state.items():
+                if name == "inputs":  # which only graphs of symbolic tensors ask for; may be a dict of them
+                    continue
                 if type(value) is dict:  # arguments that layers hand on; before tf_keras 2.20, each has its own entry
                     given += value.items()
-                elif name != "inputs":  # which only graphs of symbolic tensors ask for
+                else:
                     given.append((name, value))
         for name, value in given:
             if type(value) in _PLAIN:

@@ -71,7 +71,8 @@ class KnownCalls:
         if len(self._ways) >= tuning.max_twin_places:
             self._ways.clear()
         # Not the key itself, which would keep its objects alive. By the variant, too: other sizes are no other ways.
-        place = start.node, start.variant, hash(key)
+        # Ways begin at the last cut: else each call behind a new one would be cut, too, as it was known before that.
+        place = start.root().node, start.node, start.variant, hash(key)
         known, alive = self._ways.get(place, (0, ()))
         if any(reference() is None for reference in alive):
             known = 0

@@ -945,3 +945,22 @@ def test_an_object_made_anew_in_each_call_is_no_other_way():
         function(*batch(i))
     assert function.stats().launches - before.launches == 8
     assert function.stats().compiles <= 1, function.explain()
+
+
+def test_layers_of_a_model_that_is_given_a_dict():
+    """Its inputs are other tensors in each call, on which the layers inside do not depend otherwise."""
+
+    class Counted(Counting):
+        def call(self, x, training=None):
+            return super().call(x["left"] * x["right"], training)
+
+    def inputs(i):
+        x, y = batch(i)
+        return {"left": x, "right": tf.cast(x > 0.0, tf.float32)}, y
+
+    function = compare(lambda: Training(Counted, inputs=inputs), calls=30, inputs=inputs)
+    before = function.stats()
+    for i in range(8):
+        function(*inputs(i))
+    assert function.stats().regions - before.regions >= 8 * 6, function.explain()  # its three layers, too
+    assert function.stats().launches - before.launches == 8, function.explain()
