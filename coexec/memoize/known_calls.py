@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from typing import Any
+from typing import Any, TypeVar
 
 from coexec.base.causes import Tally
 from coexec.base.tuning import tuning
@@ -13,6 +13,9 @@ from coexec.memoize.shape_variants import ShapeVariants
 from coexec.memoize.watch_budget import WatchBudget
 from tracer.cursor import MAX_WAYS
 from tracer.graph import Step
+
+_Key = TypeVar("_Key")
+_Known = TypeVar("_Known")
 
 
 class Refusals:
@@ -45,8 +48,9 @@ class KnownCalls:
         self._seen: dict[Any, weakref.ref[Region]] = {}  # by objects and specs: regions whose runs were seen in full
         self._refused: dict[Any, Refusals] = {}  # by call and place
         # How often a call was new at a known place, by that and its key's hash, and the objects in the key.
-        self._ways: dict[Any, tuple[int, tuple[weakref.ref[Any], ...]]] = {}
-        self._came: dict[Any, dict[int, int]] = {}  # by call and place: after which nodes calls came there first
+        self._ways: dict[Any, dict[int, tuple[int, tuple[weakref.ref[Any], ...]]]] = {}
+        # After which nodes calls came to a line first, by function and line, and the ids of the call's objects.
+        self._came: dict[Any, dict[Any, dict[int, int]]] = {}
         self.calls = 0  # followed calls of the function
         self.reported: dict[tuple[Any, str], Tally] = {}  # by code and reason: finding the place takes time
         self.reasons: dict[Any, Tally] = {}  # by code: the last one reported, charged with its Python's time
@@ -68,22 +72,20 @@ class KnownCalls:
         `objects` are those whose ids are in the key. One that is made anew in each call may have the id of the one
         before, which is no longer alive: then the call is another one, and did not come by another way.
         """
-        if len(self._ways) >= tuning.max_twin_places:
-            self._ways.clear()
         # Not the key itself, which would keep its objects alive. By the variant, too: other sizes are no other ways.
         # Ways begin at the last cut: else each call behind a new one would be cut, too, as it was known before that.
-        place = start.root().node, start.node, start.variant, hash(key)
-        known, alive = self._ways.get(place, (0, ()))
+        known = hash(key)
+        latest = _latest(self._ways, (start.root().node, start.node, start.variant), known)
+        times, alive = latest.get(known, (0, ()))
         if any(reference() is None for reference in alive):
-            known = 0
-        self._ways[place] = known + 1, _references(objects)
-        return known >= MAX_WAYS
+            times = 0
+        latest[known] = times + 1, _references(objects)
+        return times >= MAX_WAYS
 
     def ways_to(self, place: Any) -> dict[int, int]:
-        """Returns the ways by which calls have come to a library call: see `TraceGraph.came_to`."""
-        if len(self._came) >= tuning.max_twin_places:
-            self._came.clear()
-        return self._came.setdefault(place, {})
+        """Returns the ways by which calls have come to a library call (see `place_of_call`, `TraceGraph.came_to`)."""
+        function, objects, frames = place
+        return _latest(self._came, (function, frames), objects).setdefault(objects, {})
 
     def admits(self, place: Any) -> bool:
         """Returns whether to observe a call for the first time, as far as others at this place were refused."""
@@ -108,6 +110,16 @@ class KnownCalls:
         """Clears the calls; what was reported is not reported again."""
         self.variants, self._seen, self._refused, self._ways = ShapeVariants(), {}, {}, {}
         self._came.clear()
+
+
+def _latest(places: dict[Any, dict[_Key, _Known]], place: Any, key: _Key) -> dict[_Key, _Known]:
+    """Returns what is known at a place by the latest keys, with room for `key`: calls on new objects have new ones."""
+    if len(places) >= tuning.max_twin_places:
+        places.clear()
+    known = places.setdefault(place, {})
+    if key not in known and len(known) >= tuning.max_keys_at_place:
+        del known[next(iter(known))]
+    return known
 
 
 def _references(objects: list[Any]) -> tuple[weakref.ref[Any], ...]:

@@ -19,7 +19,7 @@ from coexec.lowering.function_body import Body
 from coexec.lowering.plan import make_plan
 from tests.coexec import outcomes, unchanged
 from tests.snapshots import assert_same
-from tracer import cursor
+from tracer import cursor, graph
 
 pytestmark = pytest.mark.distrusting
 
@@ -385,6 +385,7 @@ def test_new_combinations_of_compared_operations(share, monkeypatch):
     """
     paths = list(itertools.product([False, True], repeat=4))
     monkeypatch.setattr(cursor, "MAX_WAYS", len(paths))
+    monkeypatch.setattr(graph, "MANY_MEETING", len(paths))
     planned = []
 
     def noting(last, outputs):
