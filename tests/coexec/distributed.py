@@ -321,7 +321,8 @@ def one(kind, strategy, way):
     """Runs a program in one of the ways; returns what it gave, and the statistics of what was co-executed."""
     program = kind(strategy)
     function = None
-    decorate = coexec.function(jit_compile="auto" if way == "compiled" else False)  # XLA would take its time
+    compiled = "auto" if way == "compiled" else False  # XLA would take its time
+    decorate = coexec.function(jit_compile=compiled, reduce_retracing=False)
     if way in ("inside", "compiled"):
         function = program.step = decorate(program.step)
     elif way == "around":
@@ -336,7 +337,7 @@ def single(strategy):
     program = Training(tf.distribute.get_strategy())
     losses = [float(program.step(tf.constant(x), tf.constant(y))) for x, y in zip(X, Y, strict=True)]
     distributed = Training(strategy)
-    distributed.step = coexec.function(jit_compile=False)(distributed.step)
+    distributed.step = coexec.function(jit_compile=False, reduce_retracing=False)(distributed.step)
     np.testing.assert_allclose(losses, distributed.run(), rtol=1e-4, atol=1e-5)
     for expected, found in zip(program.state(), distributed.state(), strict=True):
         for part in found:

@@ -57,7 +57,10 @@ def accelerate(model: Model, *, jit_compile: Literal["auto"] | bool = "auto", re
                 getattr(type(model), f"make_{name}_function")(model, force)
                 return
             title = f"{type(model).__name__}.{name}_step"
-            options = Options(jit_compile, name=title, regions=regions, xla_soon=bool(model.jit_compile))
+            # Batches of `fit` have one size, and the last of an epoch another: each is best off with a path of its own.
+            options = Options(
+                jit_compile, reduce_retracing=False, name=title, regions=regions, xla_soon=bool(model.jit_compile)
+            )
             step = Function(steps_of(model, name), options)
             made = Prediction(step) if audience is None else Execution(step, model.steps_per_execution, audience)
             setattr(model, f"{name}_function", made)
