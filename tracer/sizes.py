@@ -119,7 +119,7 @@ class SizedConst(Const):
     def __init__(self, value: Any, form: Any) -> None:
         super().__init__(value)
         self.form = form
-        self._key = ("sized", type(value), getattr(value, "dtype", None), _frozen(form))
+        self._key = ("sized", type(value), getattr(value, "dtype", None), np.shape(value), _frozen(form))
 
     def at(self, feeds: Sequence[Any]) -> Const:
         """Returns the constant at the sizes of these feeds."""

@@ -83,3 +83,14 @@ def assert_quiet(before: int) -> None:
     after = holders()  # fewer than before where pytest has let go of an earlier test's traceback
     assert after <= before
     assert intercept.installed() == (after > 0)
+
+
+def launches_a_call(fn, calls):
+    """How many launches a followed call takes once all is known."""
+    before = fn.stats()
+    for arguments in calls:
+        fn(*arguments)
+    after = fn.stats()
+    assert after.followed - before.followed == len(calls), fn.explain()
+    assert after.diverged == before.diverged, fn.explain()
+    return (after.launches - before.launches) / len(calls)

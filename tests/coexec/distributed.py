@@ -166,8 +166,9 @@ class Uneven(Program):
     """Replicas with different rows, and other ones from step to step."""
 
     def run(self):
-        sizes = [8, 7, 5, 8, 3, 6]
-        return [float(self.whole(self.parts(x[:n]), self.parts(y[:n]))) for x, y, n in zip(X, Y, sizes, strict=True)]
+        sizes = [8, 7, 5, 8, 3, 6, 5, 7, 4, 8, 6, 3]  # after a few, replicas are followed at any size
+        rows = zip(np.concatenate([X, X]), np.concatenate([Y, Y]), sizes, strict=True)
+        return [float(self.whole(self.parts(x[:n]), self.parts(y[:n]))) for x, y, n in rows]
 
 
 class Failing(Program):
@@ -321,8 +322,7 @@ def one(kind, strategy, way):
     """Runs a program in one of the ways; returns what it gave, and the statistics of what was co-executed."""
     program = kind(strategy)
     function = None
-    compiled = "auto" if way == "compiled" else False  # XLA would take its time
-    decorate = coexec.function(jit_compile=compiled, reduce_retracing=False)
+    decorate = coexec.function(jit_compile="auto" if way == "compiled" else False)  # XLA would take its time
     if way in ("inside", "compiled"):
         function = program.step = decorate(program.step)
     elif way == "around":
@@ -337,7 +337,7 @@ def single(strategy):
     program = Training(tf.distribute.get_strategy())
     losses = [float(program.step(tf.constant(x), tf.constant(y))) for x, y in zip(X, Y, strict=True)]
     distributed = Training(strategy)
-    distributed.step = coexec.function(jit_compile=False, reduce_retracing=False)(distributed.step)
+    distributed.step = coexec.function(jit_compile=False)(distributed.step)
     np.testing.assert_allclose(losses, distributed.run(), rtol=1e-4, atol=1e-5)
     for expected, found in zip(program.state(), distributed.state(), strict=True):
         for part in found:

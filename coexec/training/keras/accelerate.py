@@ -57,7 +57,8 @@ def accelerate(model: Model, *, jit_compile: Literal["auto"] | bool = "auto", re
                 getattr(type(model), f"make_{name}_function")(model, force)
                 return
             title = f"{type(model).__name__}.{name}_step"
-            # Batches of `fit` have one size, and the last of an epoch another: each is best off with a path of its own.
+            # Steps are launched together where each is one memoized call. On paths for any size that is learnt again:
+            # with a last batch of another size in each of a few short epochs, steps were never put together.
             options = Options(
                 jit_compile, reduce_retracing=False, name=title, regions=regions, xla_soon=bool(model.jit_compile)
             )

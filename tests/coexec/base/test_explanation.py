@@ -132,7 +132,10 @@ def cx_backoff(monkeypatch):
         return tf.nn.leaky_relu(x + 1.0, alpha=alpha) * 2.0
 
     with tuned(doubt_before_timing=4, following_patience=0.0, following_progress=0.0):
-        return called(step, *[(X, 0.1 + n / 30) for n in range(30)])
+        fn = called(step, *[(X, 0.1 + n / 30) for n in range(30)])
+    (count,) = [cause["count"] for cause in fn.explain().as_dict()["causes"] if cause["id"] == "CX-BACKOFF"]
+    assert 1 < count <= fn.stats().imperative
+    return fn
 
 
 def cx_gradient(monkeypatch):

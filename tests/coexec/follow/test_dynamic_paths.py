@@ -483,6 +483,19 @@ def test_sums_of_sizes():
     given(sums, [(10, 11), (12, 13), (14, 8), (21, 22), (21, 35), (21, 20), (21, 19), (21, 17), (50, 22)])
 
 
+def test_one_size_in_arrays_of_several_shapes():
+    """A scalar, a vector and a row that hold the same size are three arguments of the graph."""
+
+    def body(x, w):
+        count = tf.shape(x)[0]
+        whole = tf.cast(x * 50.0, tf.int32) // count + tf.reshape(tf.shape(x)[:1], [1, 1])
+        return (x @ w) * tf.tile([0.5], [count])[:, None] + tf.cast(whole, tf.float32)
+
+    step = compare(trained(body), SIZES)
+    assert is_dynamic(step)
+    assert "CX-UNCOMPILED" not in step.explain(), step.explain()
+
+
 def test_numbers_given_to_libraries():
     """A number that a library call is given is one size or the other."""
 

@@ -8,8 +8,7 @@ import pytest
 import tensorflow as tf
 
 from coexec.testing import always_follow
-from tests.coexec import run_both
-from tests.coexec.follow.test_shape_sources import launches_a_call
+from tests.coexec import launches_a_call, run_both
 from tracer.check import check
 
 RNG = np.random.default_rng(6)

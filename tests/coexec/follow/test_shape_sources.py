@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from coexec.testing import always_follow
-from tests.coexec import run_both
+from tests.coexec import launches_a_call, run_both
 from tracer.check import check
 
 RNG = np.random.default_rng(5)
@@ -62,17 +62,6 @@ WITHOUT_A_CUT = {
     "permuted twice": lambda h, keys: tf.transpose(tf.transpose(h, tf.argsort(keys[:2])), tf.argsort(-keys[:2])),
     "range": lambda h, keys: tf.gather(h, tf.range(keys[0], keys[0] + 5)),
 }
-
-
-def launches_a_call(fn, calls):
-    """How many launches a followed call takes once all is known."""
-    before = fn.stats()
-    for arguments in calls:
-        fn(*arguments)
-    after = fn.stats()
-    assert after.followed - before.followed == len(calls), fn.explain()
-    assert after.diverged == before.diverged, fn.explain()
-    return (after.launches - before.launches) / len(calls)
 
 
 @pytest.mark.parametrize("name", WITHOUT_A_CUT)
