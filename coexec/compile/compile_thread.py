@@ -74,8 +74,7 @@ class Background:
             except Exception:  # whatever the compiler raises, the next job must run
                 _log.exception("%s failed; the program goes on without it", what)
             finally:
-                if (events := timeline.current) is not None:
-                    events.add("xla", "", at, what)
+                _tell(what, at)
                 del job
                 with self._changed:
                     self._working = False
@@ -93,6 +92,12 @@ class Background:
         if not self.wait(tuning.slow_seconds):
             _log.warning("waiting for XLA, which cannot be interrupted, before the process ends")
             self.wait()
+
+
+def _tell(what: str, began: float) -> None:
+    """Adds a job to the timeline. (A variable of the thread's loop would hold the timeline until the next job.)"""
+    if (events := timeline.current) is not None:
+        events.add("xla", "", began, what)
 
 
 def _be_nice() -> None:

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 import coexec
 from coexec.base import timeline
+from coexec.compile.compile_thread import background
 from coexec.reporting.report import page_of
 from tests.coexec import run_both
 from tests.faults import ROOT
@@ -171,10 +172,12 @@ def test_functions_called_meanwhile_come_first(tmp_path):
 
 
 def test_functions_that_are_gone_are_shown_and_released_then(tmp_path):
-    """A report at the end of a script has those of its `main`."""
+    """A report at the end of a script has those of its `main`, and the compile thread, idle again, holds none."""
     with coexec.report(tmp_path):
         step = training(coexec.function(name=str(tmp_path)))
         step(X, False)
+        assert background.submit("a job", lambda: None)
+        assert background.wait(60.0)
         controller = weakref.ref(step._controller)
         del step
         gc.collect()
