@@ -43,6 +43,8 @@ def merge(graph: TraceGraph, trace: Trace) -> None:
             graph.callees.note(call.name)
         if node.host is None and call.host is None:
             add_variant(node, call)
+            for path, const in call.numbers.items():
+                node.constants.setdefault(path, const)
         for known, source in zip(node.inputs, call.sources, strict=False):
             known.add(source)
         node.guarded = max(node.guarded, call.guarded)

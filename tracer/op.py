@@ -74,6 +74,7 @@ class OpCall(NamedTuple):
     template: Any
     location: Location
     guarded: int  # whether the program could catch its failure (see `location`)
+    numbers: dict[Any, Const]  # constants whose values `parts` does not have, by input or (input, item)
     host: str | None = None  # why this is a host op, for example that it failed
 
 

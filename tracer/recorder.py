@@ -150,7 +150,7 @@ class Recorder:
     def _note_failed(self, at: int, entry: str, op: str, attrs: tuple[Any, ...]) -> None:
         location, guarded = self._locate(op)
         reason = "it failed when it was first recorded"
-        self.trace.calls.insert(at, OpCall(op, entry, None, attrs, (), (), (), (), None, location, guarded, reason))
+        self.trace.calls.insert(at, OpCall(op, entry, None, attrs, (), (), (), (), None, location, guarded, {}, reason))
 
     def _note(self, at: int, entry: str, op: str, name: Any, inputs: Any, attrs: Any, args: Any, result: Any) -> None:
         """Inserts the op call into the trace at `at`, the position at which it began."""
@@ -158,11 +158,12 @@ class Recorder:
             hand_over()
         location, guarded = self._locate(op)
         sources: list[str] = []
+        numbers: dict[Any, Const] = {}
         try:
-            parts = tuple(self._part(op, i, v, args, sources) for i, v in enumerate(inputs))
+            parts = tuple(self._part(op, i, v, args, sources, numbers) for i, v in enumerate(inputs))
         except (Unsupported, TypeError, ValueError) as error:
             reason = f"its inputs cannot be described: {error}"
-            call = OpCall(op, entry, name, attrs, (), (), (), (), None, location, guarded, reason)
+            call = OpCall(op, entry, name, attrs, (), (), (), (), None, location, guarded, {}, reason)
             self.trace.calls.insert(at, call)
             return
         flat = intercept.flat_outputs(result)
@@ -173,13 +174,19 @@ class Recorder:
         for i, (tensor, value) in enumerate(zip(flat, values, strict=True)):
             self.known[tensor._id] = (f"{op}:{i}", value)
         template = intercept.template_of(result)
-        call = OpCall(op, entry, name, attrs, parts, tuple(sources), specs, values, template, location, guarded)
+        told = tuple(sources), specs, values, template, location, guarded, numbers
+        call = OpCall(op, entry, name, attrs, parts, *told)
         # A forward accumulator issues operations while this one runs; they come after it in the trace.
         self.trace.calls.insert(at, call)
 
-    def _part(self, op: str, i: int, value: Any, args: Any, sources: list[str] | None) -> Any:
-        """Returns the variant key part of an input; appends its source to `sources`, if given."""
-        kind = type(value)
+    def _part(
+        self, op: str, path: Any, value: Any, args: Any, sources: list[str] | None, numbers: dict[Any, Const]
+    ) -> Any:
+        """Returns the variant key part of the input or item at `path`; adds its source to `sources`, if given.
+
+        A constant whose value the key does not have is added to `numbers`.
+        """
+        kind, i = type(value), path[0] if isinstance(path, tuple) else path
         if kind is LazyTensor:
             source, const = (value._out.node.op if value._out.node else "constant"), value._out.const
             part = part_of(const, value.measured(), op)
@@ -189,14 +196,17 @@ class Recorder:
             part = part_of(const, spec_of(value), op)
         elif isinstance(value, (list, tuple)) and args and signature_of(op).lists[i]:  # type: ignore[union-attr]
             source = "list"
-            part = tuple(self._part(op, i, v, args, None) for v in value)
+            const, part = None, tuple(self._part(op, (i, j), v, args, None, numbers) for j, v in enumerate(value))
         else:
             signature = signature_of(op)
             if signature is None or not args:
                 raise Unsupported("a Python value is passed to a function")
             source = "constant"
             spec = python_spec(signature, i, args, value)
-            part = part_of(intercept.as_constant(value, spec) if small(value) else None, spec, op)
+            const = intercept.as_constant(value, spec) if small(value) else None
+            part = part_of(const, spec, op)
+        if const is not None and part is not const:
+            numbers[path] = const
         if sources is not None:
             sources.append(source)
         return part

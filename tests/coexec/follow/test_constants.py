@@ -168,3 +168,29 @@ def test_lists_that_tensorflow_converts_otherwise(operation, usual):
     calls = [(v,) for v in [usual] * 4 + others + [usual] + others]
     fn = run_both(lambda function: function(lambda v: operation(values, v) * 1), calls)
     assert fn.stats().followed > 2
+
+
+def numbers_that_change(decorate):
+    """A rate and rows that are others in each call, as numbers, arrays and items of lists, with their gradient."""
+    weights, decay = tf.Variable([0.5, -0.25]), [1.0]
+
+    @decorate
+    def step(i):
+        decay[0] *= 0.9
+        with tf.GradientTape() as tape:
+            error = weights * np.array([i, 2 * i + 1], np.float32) - float(i)
+            loss = tf.reduce_sum(tf.square(error)) + tf.add_n([decay[0], tf.reduce_sum(weights), 0.5 * i])
+        (slope,) = tape.gradient(loss, [weights])
+        weights.assign_sub(0.1 * decay[0] ** 2 * slope)
+        return loss, weights.numpy()
+
+    return step
+
+
+@pytest.mark.parametrize("jit", MODES)
+def test_numbers_that_change_are_fed_from_the_second_call_on(jit):
+    """What the second call gives is compared with the recorded one: its path is that of all later calls."""
+    fn = run_both(numbers_that_change, CALLS, jit_compile=jit)
+    stats = fn.stats()
+    assert (stats.recorded, stats.followed) == (1, len(CALLS) - 1), fn.explain()
+    assert stats.launches == len(CALLS) - 2, fn.explain()
