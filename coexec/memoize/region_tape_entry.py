@@ -118,6 +118,7 @@ class RegionEntry:
     def record(self, constant: Callable[[Any, Any], Any]) -> None:
         """Puts the region's operations on the active tapes."""
         self.keep()
+        shapes: dict[int, int] = {}  # results of the region's operations that are constants, by the constant's id
         for step in self._recorded:
             if isinstance(step, FunctionRecord):
                 step.record(self._tensor)
@@ -127,14 +128,24 @@ class RegionEntry:
                 if slot == LIST:
                     slots, consts = step.lists[i]
                     args.append([
-                        self._const(consts[j]) if j in consts else self._tensor(s) for j, s in enumerate(slots)
+                        self._const(consts[j], shapes) if j in consts else self._tensor(s) for j, s in enumerate(slots)
                     ])  # fmt: skip
                 else:
-                    args.append(self._const(step.consts[i]) if slot == CONST else self._tensor(slot))
+                    args.append(self._const(step.consts[i], shapes) if slot == CONST else self._tensor(slot))
+            for number, out in enumerate(step.outputs, step.first):
+                if out.const is not None:
+                    shapes[id(out.const)] = number
             result = [self._tensor(step.first + n) for n in range(len(step.outputs))]
             self._constants += record_on_tapes(step, step.op or "", tuple(args), result, constant)
 
-    def _const(self, const: Const) -> Any:
+    def _const(self, const: Const, shapes: dict[int, int]) -> Any:
+        """Returns the value of a constant, or the tensor that it is in `shapes`.
+
+        Tapes take operations in an order that depends on which tensors of shapes they share: with one of its own in
+        each place, a gradient's operations would come in another order than when the call was not skipped.
+        """
+        if id(const) in shapes:
+            return self._tensor(shapes[id(const)])
         return const_at(const, self.externals).value
 
     def _tensor(self, slot: Any) -> Any:
