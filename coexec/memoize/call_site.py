@@ -274,7 +274,7 @@ class CallSites:
             return False
         if function is gradient and any(region.function is gradient for region in (start.regions or {}).values()):
             return False  # its key changes while calls on its tape are learnt
-        meets = cursor.graph.came_to(place[2], self._known.ways_to(place), start.node)
+        meets = self._known.ways_to(place).came_to(cursor, place[2], start.node)
         if meets and cursor.cuts_at_joins:
             return True
         return cursor.is_branch() and self._known.is_at_join(start, key, objects)

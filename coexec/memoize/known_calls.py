@@ -11,8 +11,8 @@ from coexec.base.tuning import tuning
 from coexec.memoize.entry import Region
 from coexec.memoize.shape_variants import ShapeVariants
 from coexec.memoize.watch_budget import WatchBudget
-from tracer.cursor import MAX_WAYS
-from tracer.graph import Step
+from tracer.cursor import MAX_WAYS, Cursor
+from tracer.graph import Node, Step
 
 _Key = TypeVar("_Key")
 _Known = TypeVar("_Known")
@@ -39,6 +39,30 @@ class Refusals:
         self._retry = self._visits + min(self._visits, tuning.region_last_retry)
 
 
+class Ways:
+    """The ways by which calls have come to a library call at a line, by turn of a loop around it.
+
+    The first turn comes there by another way than the others do, and that is no choice.
+    """
+
+    __slots__ = ("_meet", "_turns")
+
+    def __init__(self) -> None:
+        self._meet = False  # whether calls have come there by several, in any turn
+        self._turns: dict[int, dict[int, int]] = {}
+
+    def came_to(self, cursor: Cursor, frames: Any, way: Node) -> bool:
+        """Notes that a call came there after a node by a new step; returns whether ways meet there.
+
+        `frames`: the call stack of the library call, whose turn is how often operations were issued there.
+        """
+        innermost, counts = len(frames), cursor.counts()
+        turn = max((times for (at, _), times in counts.items() if at[-innermost:] == frames), default=0)
+        ways = self._turns.setdefault(min(turn, tuning.max_keys_at_place), {})  # one for all very late ones
+        self._meet = cursor.graph.came_to(frames, ways, way) or self._meet
+        return self._meet
+
+
 class KnownCalls:
     """The confirmed calls of one function, by call and place, and the reasons reported to `explain`."""
 
@@ -50,7 +74,7 @@ class KnownCalls:
         # How often a call was new at a known place, by that and its key's hash, and the objects in the key.
         self._ways: dict[Any, dict[int, tuple[int, tuple[weakref.ref[Any], ...]]]] = {}
         # After which nodes calls came to a line first, by function and line, and the ids of the call's objects.
-        self._came: dict[Any, dict[Any, dict[int, int]]] = {}
+        self._came: dict[Any, dict[Any, Ways]] = {}
         self.calls = 0  # followed calls of the function
         self.reported: dict[tuple[Any, str], Tally] = {}  # by code and reason: finding the place takes time
         self.reasons: dict[Any, Tally] = {}  # by code: the last one reported, charged with its Python's time
@@ -82,10 +106,10 @@ class KnownCalls:
         latest[known] = times + 1, _references(objects)
         return times >= MAX_WAYS
 
-    def ways_to(self, place: Any) -> dict[int, int]:
-        """Returns the ways by which calls have come to a library call (see `place_of_call`, `TraceGraph.came_to`)."""
+    def ways_to(self, place: Any) -> Ways:
+        """Returns the ways by which calls have come to a library call (see `place_of_call`)."""
         function, objects, frames = place
-        return _latest(self._came, (function, frames), objects).setdefault(objects, {})
+        return _latest(self._came, (function, frames), objects).setdefault(objects, Ways())
 
     def admits(self, place: Any) -> bool:
         """Returns whether to observe a call for the first time, as far as others at this place were refused."""

@@ -353,6 +353,30 @@ def test_lengths_of_a_loop_are_no_ways():
     assert launches_a_call(step, [(ROWS[0], 2 + n % 2) for n in range(10)]) == 1
 
 
+def test_the_first_turn_of_a_loop_is_no_choice():
+    """A layer is called first after one of two beginnings, and then after the turn before, for each item."""
+
+    def make(decorate):
+        keras.utils.set_random_seed(5)
+        layer, dice = keras.layers.Dense(3, activation="tanh"), random.Random(4)
+        layer.build([None, 3])
+
+        @decorate
+        def step(rows):
+            h = tf.exp(-rows) if dice.random() < 0.5 else tf.sin(rows)
+            for _ in range(4):
+                with tf.GradientTape() as tape:
+                    tape.watch(h)
+                    energy = tf.reduce_sum(layer(h))
+                h = h - 0.1 * tape.gradient(energy, h)
+            return [tf.clip_by_norm(row, 0.5) for row in tf.unstack(h)]
+
+        return step
+
+    step = run_both(make, CALLS)
+    assert launches_a_call(step, CALLS[:20]) == 1
+
+
 def test_a_program_that_changes_for_good_makes_no_choices():
     def make(decorate):
         weight, made = tf.Variable([1.0, -2.0, 0.5]), []
