@@ -30,6 +30,7 @@ _FIRST, _LAST = 8, 1 << 47  # the range of addresses that `MEMORY` covers
 _HEAP = 1 << 9  # flag of classes whose attributes can be set
 
 # Byte offsets in objects.
+_TYPE = 8
 _DICT_VERSION, _DICT_VALUES = 24, 40
 _LENGTH, _ITEMS = 16, 24  # of a list
 _SET_FILL, _SET_USED, _SET_MASK, _SET_TABLE = 16, 24, 32, 40
@@ -53,6 +54,11 @@ def places(addresses: Sequence[int]) -> Places:
 def words(where: Places) -> bytes:
     """Returns the words at these places, as bytes."""
     return MEMORY[where].tobytes()
+
+
+def type_places(holder: Any) -> list[int]:
+    """Returns the address of an object's pointer to its class, if another class can be assigned to it."""
+    return [id(holder) + _TYPE] if type(holder).__flags__ & _HEAP else []
 
 
 def dict_places(holder: dict[Any, Any]) -> list[int]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 import types
 import weakref
 from collections import deque
@@ -29,7 +30,7 @@ import wrapt
 from coexec.base.tuning import tuning
 from tracer import intercept, memory
 from tracer.effects import Contents, is_programs
-from tracer.keras_packages import classes
+from tracer.keras_packages import LOSSES, classes
 from tracer.op import same
 from tracer.private import EagerTensor, keras_tracking
 
@@ -44,11 +45,11 @@ _ENDS = (
 
 _HOLD_NOTHING = (*_ENDS, np.ndarray)
 
-# Types that are not traversed: functions; variables, whose values only operations read. Nor are Keras' trackers of
-# attributes and the graph of a functional model, which never changes.
-_ALONE = (
-    *_ENDS, types.FunctionType, tf.Variable, keras.Variable,
-)  # fmt: skip
+# Types that are not traversed, as are Keras' trackers of attributes and the tensors of a functional model's graph.
+_ALONE = (*_ENDS, types.FunctionType)
+_VARIABLES = (tf.Variable, keras.Variable)
+# What is traversed of a variable: what it wraps, and what optimizers and layers call. Only operations read its value.
+_OF_VARIABLES = ("_constraint", "_regularizer", "_value", "_variable")
 
 # Modules whose globals are not checked, as each costs as much as an object: foundations of the libraries, and ours.
 _UNREAD = frozenset({*sys.stdlib_module_names, "coexec", "ml_dtypes", "numpy", "optree", "tracer"})
@@ -121,12 +122,16 @@ class LibraryReads:
             # Excluded, as each call patches them: the entry points of TensorFlow's runtime.
             self._seen: dict[int, Any] = {id(target): target for target in intercept.targets()}
             self._kept: set[int] = set()
+            self._behind: list[Any] = []  # what is reached through the graph of a functional model
+            self._weakly = False
             self._reach(roots)
+            self._weakly = True  # it may lead to the roots by ways that `contents` does not tell
+            self._reach(self._behind)
             self._look_into_modules(ran)
             for entry in self._entries:
                 if entry.kind != "space":
                     entry.note(entry.reference(), self._kept)
-            del self._back, self._names, self._seen, self._kept
+            del self._back, self._names, self._seen, self._kept, self._behind
         self._lay_out()
 
     def hold(self) -> bool:
@@ -186,7 +191,7 @@ class LibraryReads:
         try:
             reference: Any = weakref.ref(holder, self._dead.append)
         except TypeError:
-            if id(holder) in self._back:
+            if self._weakly or id(holder) in self._back:
                 return  # a strong reference would keep the roots alive
             self._kept.add(id(holder))
             reference = functools.partial(_itself, holder)
@@ -223,19 +228,41 @@ class LibraryReads:
             elif issubclass(kind, wrapt.ObjectProxy):  # TensorFlow's of a dict
                 ahead.append(holder.__wrapped__)
             elif issubclass(kind, classes.nodes):
-                ahead.extend(_arrays_of(holder))
-            elif issubclass(kind, tf.Variable) and vars(holder).get("_constraint") is not None:
-                ahead.append(vars(holder)["_constraint"])
+                self._node(holder)
+                continue
+            elif issubclass(kind, _VARIABLES):
+                self._own(holder)
+                ahead.extend(value for name, value in vars(holder).items() if name in _OF_VARIABLES)
+                continue
+            elif issubclass(kind, threading.local) and vars(holder).keys() == {LOSSES}:
+                self._add("losses", vars(holder))
+                continue
             if not issubclass(kind, (*_ALONE, *classes.symbolic)) and kind.__module__ != keras_tracking.__name__:
                 self._instance(holder, ahead)
+
+    def _own(self, holder: Any) -> None:
+        """Adds an object's class and attributes, without what these hold."""
+        if type(getattr(holder, "__dict__", None)) is dict and memory.slot_of(holder) is not None:
+            self._add("instance", holder, self._names)
+
+    def _node(self, node: Any) -> None:
+        """Collects a call in the graph of a functional model: its layer and arguments."""
+        given = getattr(node, "arguments", node)  # Keras 2 has them in the node itself
+        self._own(node)
+        if given is not node:
+            self._own(given)
+        args, kwargs = _arguments_in(given)
+        if kwargs:
+            self._add("arguments", given)
+        self._behind += [v for v in (*args, *kwargs.values()) if type(v) is np.ndarray]
+        self._behind.append(vars(node).get("operation", vars(node).get("layer")))
 
     def _instance(self, holder: Any, ahead: deque[Any]) -> None:
         attributes = getattr(holder, "__dict__", None)
         if type(attributes) is not dict:
             return
         self._class(type(holder))
-        if memory.slot_of(holder) is not None:
-            self._add("instance", holder, self._names)
+        self._own(holder)
         ahead.extend(value for name, value in attributes.items() if name in self._names)
 
     def _class(self, kind: type) -> None:
@@ -266,14 +293,11 @@ class LibraryReads:
                 self._entries.append(_space_entry(space, tuple(sorted(found))))
 
 
-def _arrays_of(node: Any) -> list[Any]:
-    """Returns the arrays among the arguments of a call in the graph of a functional model."""
-    given = getattr(node, "arguments", None)
-    if given is None:
-        args, kwargs = getattr(node, "call_args", ()), getattr(node, "call_kwargs", {})
-    else:
-        args, kwargs = given.args, given.kwargs
-    return [v for v in [*(args or ()), *(kwargs or {}).values()] if type(v) is np.ndarray]
+def _arguments_in(given: Any) -> tuple[Any, dict[str, Any]]:
+    """Returns the arguments of a call in the graph of a functional model, by what holds them."""
+    held = vars(given)
+    args, kwargs = (held.get(name) or held.get(f"call_{name}") for name in ("args", "kwargs"))
+    return args or (), kwargs if type(kwargs) is dict else {}
 
 
 def _is_read(space: dict[str, Any]) -> bool:
@@ -341,18 +365,32 @@ def _is_open(value: Any) -> bool:
 
 def _instance_places(holder: Any) -> tuple[list[int], list[int]]:
     # If an instance's dict is replaced, the old one is freed, but its memory almost always stays readable.
-    return [memory.slot_of(holder) or id(holder), *memory.dict_places(holder.__dict__)], []
+    slot = memory.slot_of(holder) or id(holder)
+    return [*memory.type_places(holder), slot, *memory.dict_places(holder.__dict__)], []
+
+
+def _list_places(holder: Any) -> tuple[list[int], list[int]]:
+    heads, items = memory.list_places(holder, tuning.max_watched_items)
+    return [*memory.type_places(holder), *heads], items
+
+
+def _losses_places(holder: Any) -> tuple[list[int], list[int]]:
+    # Keras replaces the list by an empty one in each call that is not skipped.
+    losses = holder.get(LOSSES)
+    return memory.dict_places(holder), memory.list_places(losses, 0)[0][:1] if type(losses) is list else []
 
 
 _PLACES: dict[str, Callable[[Any], tuple[list[int], list[int]]]] = {
     "instance": _instance_places,
-    "dict": lambda holder: (memory.dict_places(holder), []),
+    "dict": lambda holder: ([*memory.type_places(holder), *memory.dict_places(holder)], []),
     "space": lambda holder: (memory.dict_places(holder), []),
-    "list": lambda holder: memory.list_places(holder, tuning.max_watched_items),
+    "list": _list_places,
     "set": lambda holder: memory.set_places(holder, tuning.max_watched_items),
     "array": lambda holder: (memory.array_places(holder), []),
     "partial": lambda holder: (memory.partial_places(holder), []),
     "class": lambda holder: (memory.class_places(holder), []),
+    "losses": _losses_places,
+    "arguments": lambda holder: ([], memory.dict_places(_arguments_in(holder)[1])),
 }
 
 
@@ -360,16 +398,22 @@ def _few(values: list[Any]) -> list[Any] | None:
     return values if len(values) <= 2 * tuning.max_watched_items else None
 
 
+def _entries(held: dict[Any, Any], names: Any = None) -> list[Any]:
+    return [part for item in dict.items(held) if names is None or item[0] in names for part in item]
+
+
 # None: any write counts.
 _VALUES: dict[str, Callable[[Any, Any], list[Any] | None]] = {
-    "instance": lambda holder, names: [part for item in holder.__dict__.items() if item[0] in names for part in item],
+    "instance": lambda holder, names: [type(holder), *_entries(holder.__dict__, names)],
     "space": lambda holder, names: [holder.get(name, _NEVER) for name in names],
-    "dict": lambda holder, _: _few([part for item in dict.items(holder) for part in item]),
-    "list": lambda holder, _: _few([*list.__iter__(holder)]),
+    "dict": lambda holder, _: _few([type(holder), *_entries(holder)]),
+    "list": lambda holder, _: _few([type(holder), *list.__iter__(holder)]),
     "set": lambda holder, _: None,
     "partial": lambda holder, _: [holder.func, holder.args, holder.keywords],
     "array": lambda holder, _: None,
     "class": lambda holder, _: None,
+    "losses": lambda holder, _: list(holder.get(LOSSES) or ()),
+    "arguments": lambda holder, _: _entries(_arguments_in(holder)[1]),
 }
 
 
