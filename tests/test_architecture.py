@@ -27,7 +27,7 @@ TRACER = [
     ["op", "literals", "source"],
     ["lazy"],
     ["host_ops"],
-    ["inputs", "twin"],
+    ["inputs", "twin", "slow_path"],
     ["intercept", "effects"],
     ["gradients", "structures", "variables"],
     ["operators"],

@@ -75,6 +75,11 @@ def has_open(parts: tuple[Any, ...]) -> bool:
     return any(has_open(p) if p.__class__ is tuple else p.__class__ is Spec and p.open for p in parts)
 
 
+def name_by_default(entry: str) -> str | None:
+    """Returns the name with which the error of an operation ends that was given none (`slow_path`)."""
+    return "" if entry == "fast" else None
+
+
 class Node:
     """One operation at one location of the user's program."""
 
@@ -90,7 +95,7 @@ class Node:
         self.entry = entry
         self.attrs: tuple[Any, ...] = copied_attrs(attrs)
         self.location = location
-        self.name: Any = None
+        self.name = name_by_default(entry)  # with which its error ends; of a function, its own
         self.guarded = FREE  # what may happen to its error: FREE, NAMED, PASSED or CAUGHT (`location`)
         self.callee: Callee | None = None  # the function that it calls as part of segments
         self.returned: dict[Any, Output] = {}  # of its results, those that are known without a call

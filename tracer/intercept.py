@@ -34,6 +34,7 @@ from tracer.inputs import Unsupported, python_spec, settle
 from tracer.lazy import LazyTensor, has_lazy, unwrap
 from tracer.op import FINALIZERS, Const, Signature, array_in, complete_attrs, signature_of
 from tracer.private import EagerTensor, FuncRegistry, constant_op, context, core, ops, pywrap_tfe, record
+from tracer.slow_path import is_issued_by_name, named
 from tracer.spec import RESOURCE, Spec
 from tracer.versions import present
 
@@ -262,13 +263,24 @@ def run_fast(op: str, name: Any, args: tuple[Any, ...]) -> Any:
         return fast_execute(ctx, op, name, *unwrap(args))
     signature = signature_of(op)
     assert signature is not None
-    args = settle(signature, args)  # so that tapes see variable reads
-    real = unwrap(args)
+    given, args = args, settle(signature, args)  # so that tapes see variable reads
     # An `EagerPyFunc` checks whether anything is recording, so recording must not be stopped.
     with contextlib.nullcontext() if op == "EagerPyFunc" else record.stop_recording():
-        result = fast_execute(ctx, op, name, *real)
+        result = run_settled(op, name, args, given, lambda *_: fast_execute(ctx, op, name, *unwrap(args)))
     _record_after(op, args, result)
     return result
+
+
+@passes
+def run_settled(op: str, name: Any, args: tuple[Any, ...], given: tuple[Any, ...], run: Any = run_fast) -> Any:
+    """Runs an operation whose arguments were settled, by `run`; raises the error that eager raises for the `given`."""
+    try:
+        return run(op, name, args)
+    except core._NotOkStatusException as error:
+        signature = signature_of(op)
+        if args is given or signature is None or not is_issued_by_name(signature, given):
+            raise  # TensorFlow's generated code completes it
+        raise named(error, None) from None
 
 
 @passes

@@ -16,6 +16,7 @@ from tracer.location import Location, call_stack
 from tracer.old_generation import hand_over
 from tracer.op import FINALIZERS, Const, OpCall, array_in, function_name, plain_name, signature_of
 from tracer.private import EagerTensor, core
+from tracer.slow_path import name_in_errors
 from tracer.spec import spec_of
 from tracer.trace import Trace
 
@@ -44,20 +45,24 @@ class Recorder:
         self.failed = self.failed or error
         return True
 
-    def fast(self, op: str, name: Any, args: tuple[Any, ...]) -> Any:
-        """Runs and records an operation issued by a generated wrapper through `TFE_Py_FastPathExecute`."""
+    def fast(self, op: str, name: Any, args: tuple[Any, ...], given: tuple[Any, ...] | None = None) -> Any:
+        """Runs and records an operation issued by a generated wrapper through `TFE_Py_FastPathExecute`.
+
+        `given`: the arguments before they were settled.
+        """
         signature = signature_of(op)
         if signature is None or op in FINALIZERS or self.failed is not None:
             return intercept.run_fast(op, name, args)
+        given = args if given is None else given
         args = settle(signature, args)
         count = len(signature.inputs)
         pair, attrs = seeds.split(op, args[count:])
         at = len(self.trace.calls)
         try:
             if signature.stateful and not is_variable_op(op):
-                result = intercept.without_handler(lambda: intercept.run_fast(op, name, args))
+                result = intercept.without_handler(lambda: intercept.run_settled(op, name, args, given))
             else:
-                result = intercept.run_fast(op, name, args)
+                result = intercept.run_settled(op, name, args, given)
         except core._FallbackException:
             raise  # TensorFlow retries through `execute`
         except BaseException as error:
@@ -65,7 +70,8 @@ class Recorder:
                 self._guarded(self._note_failed, at, "fast", op, attrs)
             raise
         try:  # spelled out: an error on the way into `_guarded` would have the operation run a second time
-            self._took(pair, at, "fast", op, name, args[:count], attrs, args, result)
+            said = name_in_errors(signature, name, given)
+            self._took(pair, at, "fast", op, said, args[:count], attrs, args, result)
         except Exception as error:
             if not self.fault(error):
                 raise

@@ -29,7 +29,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from tracer.graph import Node, TraceGraph, Variant, node_key
+from tracer.graph import Node, TraceGraph, Variant, name_by_default, node_key
 from tracer.lazy import Output
 from tracer.literals import NAME, Line, literal, word
 from tracer.location import CAUGHT, FREE, NAMED, PASSED, Frame, Location
@@ -65,7 +65,7 @@ def show(graph: TraceGraph) -> str:
 def _node_lines(node: Node, files: dict[str, str]) -> Iterator[str]:
     yield f"node {node.number}: {word(node.op)}({_attributes(node.attrs)}) {word(node.entry)}"
     yield f"  at {_location(node.location, files)}"
-    if node.name is not None:
+    if node.name != name_by_default(node.entry):
         yield f"  name {literal(node.name)}"
     if node.host is not None:
         yield f"  host {node.host!r}"

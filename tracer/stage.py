@@ -20,6 +20,7 @@ from tracer.lazy import LazyTensor, Output, new_lazy
 from tracer.location import Location, call_stack
 from tracer.op import Const, Signature, copied_attrs, freeze, signature_of
 from tracer.private import EagerTensor, record
+from tracer.slow_path import name_in_errors
 from tracer.spec import RESOURCE, STRING, VARIANT, Spec
 
 _RANDOM = ("StatelessRandom", "StatelessTruncated", "StatelessMultinomial", "StatelessShuffle")
@@ -143,6 +144,7 @@ class Stage:
         signature = signature_of(op)
         if signature is None:
             raise Refused(f"{op} is no operation")
+        name = name_in_errors(signature, name, args)
         args = settle(signature, args)
         count = len(signature.inputs)
         if op == "ReadVariableOp":

@@ -96,19 +96,18 @@ class Batch:
             elif op in RULES or op in _FOLDING:
                 signature = signature_of(op)
                 assert signature is not None
-                args = settle(signature, args)
+                given, args = args, settle(signature, args)
                 with lock:
                     found = self._take(op, args, signature)
                 if found is not None:
                     return found
-        return self._run_fast(op, name, args)
+                return self._run_fast(op, name, args, given)
+        return self._run_fast(op, name, args, args)
 
     def execute(self, device: Any, op: Any, inputs: Any, attrs: Any, outputs: int, cancel: Any) -> Any:
         """Handles an operation or function issued by name: it runs at once."""
         self._reads.clear()
-        return intercept.without_handler(
-            lambda: intercept.run_execute(device, op, inputs, attrs, outputs, cancel)
-        )
+        return intercept.without_handler(lambda: intercept.run_execute(device, op, inputs, attrs, outputs, cancel))
 
     def constant(self, value: Any, dtype: Any) -> Any:
         """Returns a lazy tensor for a small Python value, which is converted only on demand."""
@@ -161,14 +160,15 @@ class Batch:
 
     # Operations that run at once.
 
-    def _run_fast(self, op: str, name: Any, args: tuple[Any, ...]) -> Any:
+    def _run_fast(self, op: str, name: Any, args: tuple[Any, ...], given: tuple[Any, ...]) -> Any:
         signature = signature_of(op)
         if signature is None or signature.stateful:
             self._reads.clear()
         if self.tapes.can_take(op):
             if signature is not None:
                 args = settle(signature, args)
-            result = intercept.without_handler(lambda: intercept.run_unrecorded(op, name, args))
+            run = functools.partial(intercept.run_settled, op, name, args, given, intercept.run_unrecorded)
+            result = intercept.without_handler(run)
             try:
                 self.tapes.record_alone(FastEntry(op, args, result, self.tapes.active))
             except Exception as error:
@@ -177,7 +177,7 @@ class Batch:
                 intercept.record_fast(op, args, intercept.flat_outputs(result))
             return result
         self.tapes.noted([v for v in args if isinstance(v, tf.Tensor)])
-        return intercept.without_handler(lambda: intercept.run_fast(op, name, args))
+        return intercept.without_handler(lambda: intercept.run_settled(op, name, args, given))
 
     def finish(self) -> None:
         """Does what the end of the call would have done, if that was prevented."""

@@ -83,11 +83,11 @@ class NanWatch:
         if op == "EagerPyFunc" or signature is None:  # TensorFlow would convert an error raised in its Python
             with intercept.handling(None):
                 return intercept.run_fast(op, name, args)
-        args = settle(signature, args)  # reads variables as operations of their own, which are checked
+        given, args = args, settle(signature, args)  # reads variables as operations of their own, which are checked
         count = len(signature.inputs)
         known = self.directory is not None and is_variable_op(op) and isinstance(args[0], EagerTensor)
         before = _behind(args[0]) if known else None
-        result = intercept.run_fast(op, name, args)
+        result = intercept.run_settled(op, name, args, given)
         self._look(_Issued(op, args[:count], args[count:], before), result)
         return result
 

@@ -123,6 +123,7 @@ class Follower(CallState):
             if self.phase is Phase.FAILED:
                 self._raise_deferred()
             return self.recorder.fast(op, name, args)
+        issued = args
         with lock:
             cursor = self.cursor
             before = cursor.step
@@ -165,16 +166,17 @@ class Follower(CallState):
                 return result
         # Not under the lock: the operation may run Python on other threads, and wait for them.
         if step is None and self.recorder is not None:
-            return self.recorder.fast(op, name, args)
-        return self._run_fast(step, op, name, args)
+            return self.recorder.fast(op, name, args, issued)
+        return self._run_fast(step, op, name, args, issued)
 
-    def _run_fast(self, step: Step | None, op: str, name: Any, args: tuple[Any, ...]) -> Any:
-        """Runs an operation issued by a generated wrapper that is not part of a segment.
+    def _run_fast(self, step: Step | None, op: str, name: Any, args: tuple[Any, ...], given: tuple[Any, ...]) -> Any:
+        """Runs an operation issued by a generated wrapper, with the `given` arguments, that is not part of a segment.
 
         Not inlined in `fast`, whose arguments would become cells of the closures here.
         """
         if step is not None and self.tapes.can_take(op):
-            result = self.run_alone(lambda: intercept.run_unrecorded(op, name, args), step)
+            run = intercept.run_unrecorded
+            result = self.run_alone(lambda: intercept.run_settled(op, name, args, given, run), step)
             try:
                 self.tapes.record_alone(FastEntry(op, args, result, self.tapes.active))
             except Exception as error:
@@ -184,7 +186,7 @@ class Follower(CallState):
             return result
         inputs = [v for v in args if isinstance(v, tf.Tensor)] if step is not None and step.early else None
         self.tapes.noted(inputs)
-        return self.run_alone(lambda: intercept.run_fast(op, name, args), step)
+        return self.run_alone(lambda: intercept.run_settled(op, name, args, given), step)
 
     def run_alone(self, operation: Callable[[], Any], step: Step | None = None) -> Any:
         """Runs an operation that is not part of a segment; notes its results as made by the call."""

@@ -27,6 +27,7 @@ from tracer.op import Const, signature_of
 from tracer.private import EagerTensor, context, core, record
 from tracer.seeds import Pair, join
 from tracer.sizes import const_at, settled
+from tracer.slow_path import named
 from tracer.spec import intern_spec
 
 # Maps an operation's inputs and results to other results.
@@ -107,8 +108,7 @@ def _run(
         except (core._NotOkStatusException, tf.errors.OpError) as error:
             failure: Any = error  # of an operation issued by name
             if isinstance(error, core._NotOkStatusException):
-                error.message += " name: " + str(step.node.name if step.node.name is not None else "")
-                failure = core._status_to_exception(error)  # like the generated wrappers
+                failure = named(error, step.node.name)
             if step.node.callee is not None:
                 step.node.callee.explain(failure)
             note = note_of(step, notes)
