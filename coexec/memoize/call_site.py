@@ -23,6 +23,7 @@ from coexec.guards.call_key import (
     with_tensors,
 )
 from coexec.guards.state import LOOKED_AT, is_object, is_watched_object
+from coexec.memoize.array_names import name_arrays
 from coexec.memoize.entry import Region, admit, anchor, fill_form
 from coexec.memoize.gradient_spans import BackwardCalls
 from coexec.memoize.known_calls import KnownCalls
@@ -32,7 +33,7 @@ from coexec.memoize.redirect import helper_of
 from coexec.memoize.region_tape_entry import RegionEntry
 from coexec.memoize.shape_variants import place_of_call
 from tracer import seeds
-from tracer.faults import absorbs, call
+from tracer.faults import absorbs, call, is_fault
 from tracer.graph import Step
 from tracer.intercept import answering_handler, make_constant, tape_is_empty
 from tracer.lazy import LazyTensor, Output, eager_constant, new_lazy, unwrap
@@ -99,8 +100,11 @@ class CallSites:
                 raise
         return call(function, args, kwargs)
 
-    def _call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Finds the region of a call, by its argument guard or its key; skips, observes or just runs the call."""
+    def _call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], arrays: bool = True) -> Any:
+        """Finds the region of a call, by its argument guard or its key; skips, observes or just runs the call.
+
+        `arrays`: whether arrays among the arguments may yet become tensors.
+        """
         run = self.run
         tapes = run.tapes
         if run.recorder is not None or tapes.foreign:
@@ -128,14 +132,11 @@ class CallSites:
         objects = is_watched_object if helper is not None else is_object if is_pure(function) else None
         arguments = CallArguments(run.cursor, objects)
         try:
-            try:
-                key = self._key(function, args, kwargs, arguments)
-            except CannotMemoizeArray:
-                if function in layer_calls or function is loss_call or _updates_metric(function, args):
-                    args, kwargs = with_tensors(args, kwargs)
-                arguments = CallArguments(run.cursor)
-                key = self._key(function, args, kwargs, arguments)
+            key = self._key(function, args, kwargs, arguments)
         except CannotMemoize as reason:
+            if arrays and isinstance(reason, CannotMemoizeArray):
+                if function in layer_calls or function is loss_call or _updates_metric(function, args):
+                    return self._call_with_tensors(function, args, kwargs)
             self._tell(function, str(reason))
             return self._run_plainly(function, args, kwargs)
         if start.regions is None:
@@ -210,6 +211,16 @@ class CallSites:
             except Exception as error:  # the library call has run, and must not run again
                 if not run.fault(error):
                     raise
+
+    def _call_with_tensors(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same with arrays converted to tensors; an error names the arrays."""
+        taken = with_tensors(args, kwargs)
+        try:
+            return self._call(function, *taken, arrays=False)
+        except Exception as error:
+            if not is_fault(error):
+                name_arrays(error, (args, kwargs), taken)
+            raise
 
     def _tell(self, function: Any, reason: str) -> None:
         told = self._known.reported

@@ -302,3 +302,43 @@ def test_sparse_tensors():
         return step
 
     check(make, skipped=1, calls=40)
+
+
+def refusing(form):
+    """A model that is given arrays, one of whose layers refuses them where they have five columns."""
+    names = ("a", "b")
+    given = [keras.Input((None,), name=name) for name in names]
+    layer = keras.layers.Rescaling(2.0, name="picky")
+    outputs = [layer(given[0]), given[1]]
+    layer.input_spec = keras.layers.InputSpec(ndim=2, axes={-1: 4})
+    if form == "a list":
+        model = keras.Model(given, outputs)
+        return lambda x: model([x, x + 1.0])
+    if form == "a dict":
+        model = keras.Model(dict(zip(names, given, strict=True)), outputs)
+        return lambda x: model({"a": x, "b": x + 1.0}, training=True)
+    model = keras.Model(given[0], outputs[0])
+    if form == "a model inside":
+        outer = keras.Input((None,))
+        model = keras.Model(outer, model(outer))
+    return (lambda x: model(inputs=x)) if form == "by name" else model.__call__
+
+
+@pytest.mark.parametrize("form", ["an array", "by name", "a list", "a dict", "a model inside"])
+def test_an_error_names_the_arrays(form):
+    def make(decorate):
+        keras.utils.clear_session(free_memory=False)
+        model = refusing(form)
+
+        @decorate
+        def step(i):
+            x = np.random.default_rng(i).normal(size=(2, 5 if i in (0, 4, 9) else 4)).astype("float32")
+            return model(x)
+
+        return step
+
+    step = run_both(make, [(i,) for i in range(14)])
+    assert step.stats().regions >= 4, step.explain()
+    with pytest.raises(ValueError, match="picky") as caught:
+        step(9)
+    assert ("array(" in str(caught.value)) == (form != "a model inside")
