@@ -149,7 +149,7 @@ class CallSites:
                 tally = run.ledger.cause(Kind.CUT, f"{text} is launched on its own", place_of())
                 start.joins = (*start.joins, (function, tally, run.graph.onward_from(place)))
                 return self._call(function, args, kwargs)
-            if not admit(start.regions, function):
+            if not admit(start.regions, function) and not self._known.recurs(start, key):
                 self._tell(function, "what it is given keeps changing")
                 return self._run_plainly(function, args, kwargs)
             if len(start.regions) >= tuning.max_regions:

@@ -138,7 +138,7 @@ class Region(Watcher):
 
 
 def admit(regions: dict[Any, Region], function: Any) -> bool:
-    """Returns whether to learn a call with a new key: not if many such keys were seen only once.
+    """Returns whether there is room to learn a call with a new key: not if many such keys were seen only once.
 
     Each refusal ages the oldest of those keys, which is evicted in the end.
     """

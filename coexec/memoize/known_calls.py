@@ -75,6 +75,7 @@ class KnownCalls:
         self._ways: dict[Any, dict[int, tuple[int, tuple[weakref.ref[Any], ...]]]] = {}
         # After which nodes calls came to a line first, by function and line, and the ids of the call's objects.
         self._came: dict[Any, dict[Any, Ways]] = {}
+        self._without_room: set[int] = set()  # hashes of keys that were not admitted, with their steps
         self.calls = 0  # followed calls of the function
         self.reported: dict[tuple[Any, str], Tally] = {}  # by code and reason: finding the place takes time
         self.reasons: dict[Any, Tally] = {}  # by code: the last one reported, charged with its Python's time
@@ -111,6 +112,16 @@ class KnownCalls:
         function, objects, frames = place
         return _latest(self._came, (function, frames), objects).setdefault(objects, Ways())
 
+    def recurs(self, start: Step, key: Any) -> bool:
+        """Notes a key that there was no room for after a step; returns whether it has been there before."""
+        known = hash((id(start), key))  # not the key itself, which would keep its objects alive
+        if known in self._without_room:
+            return True
+        if len(self._without_room) >= tuning.max_twin_places:
+            self._without_room.clear()
+        self._without_room.add(known)
+        return False
+
     def admits(self, place: Any) -> bool:
         """Returns whether to observe a call for the first time, as far as others at this place were refused."""
         refusals = self._refused.get(place)
@@ -134,6 +145,7 @@ class KnownCalls:
         """Clears the calls; what was reported is not reported again."""
         self.variants, self._seen, self._refused, self._ways = ShapeVariants(), {}, {}, {}
         self._came.clear()
+        self._without_room.clear()
 
 
 def _latest(places: dict[Any, dict[_Key, _Known]], place: Any, key: _Key) -> dict[_Key, _Known]:

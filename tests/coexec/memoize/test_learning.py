@@ -12,6 +12,7 @@ import coexec
 from coexec.base.tuning import tuned, tuning
 from coexec.memoize import entry
 from coexec.memoize.observe import Observation
+from tests.coexec import run_both
 from tracer.library import gradient, layer_call
 
 X = tf.constant([[0.5, -1.0, 2.0]])
@@ -273,3 +274,17 @@ def test_an_iteration_that_runs_other_code_is_seen(moment):
     eager, followed = run(lambda f: f), run(coexec.function)
     np.testing.assert_allclose(eager[0], followed[0], rtol=1e-6)
     assert eager[1] == followed[1] != []
+
+
+def test_a_call_that_recurs_is_learnt_though_what_it_was_given_kept_changing():
+    """There is no room for more keys that were seen only once, but for one that comes again there is."""
+    keras.utils.set_random_seed(2)
+    layer = keras.layers.Dense(3)
+    layer.build((None, 2))
+    calls = [(tf.constant([[0.5, float(i)]]), i + 1) for i in range(20)] + [(tf.ones([1, 2]), 100)] * 12
+
+    step = run_both(lambda decorate: decorate(lambda x, training: layer(x, training=training) + 1.0), calls)
+    before = step.stats().regions
+    for _ in range(5):
+        step(*calls[-1])
+    assert step.stats().regions == before + 5, step.explain()
