@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import coexec
 from coexec import testing
-from coexec.base.tuning import tuned
+from coexec.base.tuning import tuned, tuning
 from coexec.compile.executable import Executable
 from coexec.launch import executor
 from coexec.launch.rounding import otherwise_rounded
@@ -185,7 +185,7 @@ def test_strict_functions_raise(monkeypatch):
 
 @pytest.mark.parametrize("found", ["late", "at once"])
 def test_a_missed_epoch_is_found(found, monkeypatch):
-    """The code of a function of Keras': by one of the next ten calls; at once, where all are compared."""
+    """The code of a function of Keras': by one of the next hundred calls; at once, where all are compared."""
 
     def call(self, inputs):
         return activations.leaky_relu(inputs, negative_slope=self.negative_slope / 2.0)  # noqa: F821
@@ -205,7 +205,7 @@ def test_a_missed_epoch_is_found(found, monkeypatch):
         with coexec.validate():
             np.testing.assert_allclose(step(X), expected, rtol=1e-6)
     else:
-        for _ in range(10):
+        for _ in range(tuning.region_first_check):
             step(X)
     np.testing.assert_allclose(step(X), expected, rtol=1e-6)
     assert "did something else than what was known of it" in step.explain()
