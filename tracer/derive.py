@@ -62,7 +62,7 @@ def feed_changed(node: Node, parts: tuple[Any, ...], outside: dict[Any, Spec], k
         general = _generalised(parts, fed, outside)
         variant = node.variants.get(general) or inferred_variant(node, general)
         if variant is None or (_decides(variant) and not changed) or _refused(node, variant) is not None:
-            node.specific.add(frozenset(fed))
+            node.specific |= {frozenset(fed)}
             continue
         node.fed |= fed
         node.variants[general] = variant

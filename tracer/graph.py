@@ -80,20 +80,26 @@ def name_by_default(entry: str) -> str | None:
     return "" if entry == "fast" else None
 
 
+_NONE: frozenset[Any] = frozenset()
+
+
 class Node:
     """One operation at one location of the user's program."""
 
     __slots__ = (
-        "after", "attrs", "callee", "constants", "decides", "entry", "fed", "guarded", "head", "host", "inputs",
-        "joined", "location", "name", "number", "op", "opens", "predecessors", "returned", "shaping", "sized",
-        "specific", "successors", "variants", "waits", "ways",
+        "_frozen", "after", "attrs", "callee", "constants", "decides", "entry", "fed", "guarded", "head", "host",
+        "inputs", "joined", "location", "name", "number", "op", "opens", "predecessors", "returned", "shaping",
+        "sized", "specific", "successors", "variants", "waits", "ways",
     )  # fmt: skip
 
-    def __init__(self, number: int, op: str, entry: str, attrs: tuple[Any, ...], location: Location) -> None:
+    def __init__(
+        self, number: int, op: str, entry: str, attrs: tuple[Any, ...], location: Location, frozen: Any = None
+    ) -> None:
         self.number = number
         self.op = op
         self.entry = entry
         self.attrs: tuple[Any, ...] = copied_attrs(attrs)
+        self._frozen = frozen
         self.location = location
         self.name = name_by_default(entry)  # with which its error ends; of a function, its own
         self.guarded = FREE  # what may happen to its error: FREE, NAMED, PASSED or CAUGHT (`location`)
@@ -103,10 +109,12 @@ class Node:
         self.variants: dict[tuple[Any, ...], Variant] = {}
         self.successors: dict[int, Node] = {}
         self.predecessors: dict[int, Node] = {}
-        self.inputs: list[set[str]] = []  # source of each input, for display only
-        self.fed: set[Any] = set()  # constants that changed between calls, and have been fed since
-        self.shaping: set[Any] = set()  # inputs that were fed until a later shape turned out to depend on them
-        self.specific: set[frozenset[Any]] = set()  # sets of inputs that cannot be fed, as a shape depends on them
+        # Sets are replaced and not changed, so that nodes share them: each takes 216 bytes, and memory that the process
+        # did not have before was a fifth of what merging took.
+        self.inputs: list[frozenset[str]] = []  # source of each input, for display only
+        self.fed = _NONE  # constants that changed between calls, and have been fed since
+        self.shaping = _NONE  # inputs that were fed until a later shape turned out to depend on them
+        self.specific = _NONE  # sets of inputs that cannot be fed, as a shape depends on them
         self.opens: dict[tuple[Any, ...], Variant] = {}  # variants with sizes that depend on values (`open_sizes`)
         self.sized = False  # whether it has none, as the program asks for these sizes
         self.decides = False  # whether its values are constants, as other shapes depend on them (`shape_sources`)
@@ -116,6 +124,13 @@ class Node:
         self.constants: dict[Any, Const] = {}  # first values of those that may be fed, by input or (input, item)
         self.after: Step | None = None
         self.head: Node = self  # the first node of this operation at this call stack
+
+    @property
+    def frozen(self) -> Any:
+        """The attributes as `freeze` returns them; raises `TypeError` if they cannot be compared."""
+        if self._frozen is None:
+            self._frozen = freeze(self.attrs)
+        return self._frozen
 
     def constant(self, number: int, value: np.ndarray[Any, Any]) -> Output:
         """Returns the output for a result of a function whose value is known without a call: one for equal values."""
@@ -354,41 +369,46 @@ class TraceGraph:
 
     def find(self, op: str, entry: str, attrs: tuple[Any, ...], location: Location) -> Node | None:
         """Returns the node with this type, these attributes and this location, or None."""
-        node = self.index.get(node_key(op, entry, attrs, location))
-        return node or self.index.get((op, entry, location))
+        return self.at(node_key(op, entry, attrs, location))
 
-    def add(self, op: str, entry: str, attrs: tuple[Any, ...], location: Location) -> Node:
-        """Adds a node, or returns the existing one."""
-        key = node_key(op, entry, attrs, location)
-        place = (op, entry, location)
+    def at(self, key: Any) -> Node | None:
+        """Returns the node with this `node_key`, or the one at its place whatever its attributes, or None."""
+        return self.index.get(key) or self.index.get((key[0], key[1], key[-1]))
+
+    def add(self, op: str, entry: str, attrs: tuple[Any, ...], location: Location, key: Any = None) -> Node:
+        """Adds a node, or returns the existing one; `key` is its `node_key`, for those who have asked for it."""
+        key = key or node_key(op, entry, attrs, location)
         node = self.index.get(key)
         if node is None:
-            self.places[place] += 1
-            if self.places[place] > MAX_ATTRIBUTES:
+            place = (op, entry, location)
+            there = self.places[place] = self.places.get(place, 0) + 1
+            frozen = key[2] if len(key) > len(place) else None
+            node = Node(len(self.nodes), op, entry, attrs, location, frozen)
+            first = _first(location)
+            self._latest[(*key[:-1], first)] = node
+            if there > MAX_ATTRIBUTES:
                 key = place  # from now on attributes are not part of the key
-            node = self.index[key] = Node(len(self.nodes), op, entry, attrs, location)
-            if key == place and self.places[place] > MAX_ATTRIBUTES:
                 node.host = "its attributes keep changing"
+            self.index[key] = node
             self.nodes.append(node)
             node.head = self._heads.setdefault((op, entry, location.frames), node)
-            first = location._replace(iteration=0)
-            self._latest[node_key(op, entry, attrs, first)] = node
             if entry == "execute":
                 self.slow.add((op, first))
         return node
 
     def repeat(self, op: str, entry: str, attrs: tuple[Any, ...], location: Location) -> Node | None:
         """Adds a node for one more iteration of a known operation, copying its variants; None if none is known."""
-        known = self._latest.get(node_key(op, entry, attrs, location._replace(iteration=0)))
+        key = node_key(op, entry, attrs, location)
+        known = self._latest.get((*key[:-1], _first(location)))
         if known is None:
             return None
-        node = self.add(op, entry, attrs, location)
+        node = self.add(op, entry, attrs, location, key)
         node.name, node.guarded, node.host = known.name, known.guarded, node.host or known.host
         node.sized = known.sized
-        node.inputs = [set(sources) for sources in known.inputs]
-        node.fed, node.shaping, node.specific = set(known.fed), set(known.shaping), set(known.specific)
+        node.inputs = list(known.inputs)
+        node.fed, node.shaping, node.specific = known.fed, known.shaping, known.specific
         for key, variant in known.variants.items():
-            outputs = tuple(Output(o.spec, o.const, node) for o in variant.outputs)
+            outputs = tuple([Output(o.spec, o.const, node) for o in variant.outputs])
             node.variants[key] = Variant(key, outputs, variant.template)
         return node
 
@@ -403,7 +423,7 @@ class TraceGraph:
                 return None
             found = self.add(node.op, node.entry, attrs, node.location)
             found.callee = callee
-            found.inputs = [set() for _ in range(inputs)]
+            found.inputs = [_NONE] * inputs
         found.guarded = max(found.guarded, node.guarded)
         return found
 
@@ -456,6 +476,11 @@ class TraceGraph:
         return show(self)
 
 
+def _first(location: Location) -> Location:
+    """Returns the location of the first iteration. (`_replace` takes a microsecond, and most are that.)"""
+    return Location(location.frames, 0) if location.iteration else location
+
+
 def node_key(op: str, entry: str, attrs: tuple[Any, ...], location: Location) -> Any:
     """Returns the identity of a node: type, entry point, attributes and location.
 
@@ -493,9 +518,14 @@ def is_variable_op(op: str) -> bool:
     return op in VARIABLE_OPS or op in OPTIMIZER_OPS
 
 
+_OPAQUE = frozenset({STRING, VARIANT, RESOURCE})
+
+
 def refusal(op: str, parts: tuple[Any, ...], outputs: tuple[Spec, ...]) -> str | None:
     """Returns why an operation with these inputs and outputs must be a host op; None if a segment may contain it."""
     specs = [s for p in parts for s in (p if isinstance(p, tuple) else (p,)) if isinstance(s, Spec)]
+    if _OPAQUE.isdisjoint([s.enum for s in specs]) and _OPAQUE.isdisjoint([s.enum for s in outputs]):
+        return None  # nearly all of them
     for spec in (*specs, *outputs):
         if spec.enum == STRING:
             return "strings cannot be compiled"

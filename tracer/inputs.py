@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,8 @@ def settle(signature: Signature, args: tuple[Any, ...]) -> tuple[Any, ...]:
     settled: list[Any] | None = None
     for i, is_list in enumerate(signature.lists):
         value = args[i]
+        if not is_list and (type(value) is EagerTensor or type(value) is LazyTensor):
+            continue
         try:
             if not is_list:
                 made = value if _is_settled(value) else _tensor(signature, i, tuple(settled or args), value)
@@ -333,10 +336,11 @@ def foldable(op: str, stateful: bool, parts: tuple[Any, ...], outputs: tuple[Spe
     """Returns whether the outputs follow from shapes and integer constants alone, and are small enough to keep."""
     if not outputs or (stateful and op not in SHAPE_OPS):
         return False
-    if any(o.enum not in FOLDED or o.tensor_shape.num_elements() > MAX_CONSTANT // 8 for o in outputs):
-        return False
-    return op in SHAPE_OPS or (bool(parts) and all(_all_const(p) for p in parts))
+    for spec in outputs:  # (asked for each operation recorded, and answered by the first of most)
+        if spec.enum not in FOLDED or math.prod(spec.shape) > MAX_CONSTANT // 8:
+            return False
+    return op in SHAPE_OPS or (bool(parts) and all(map(_all_const, parts)))
 
 
 def _all_const(part: Any) -> bool:
-    return all(_all_const(p) for p in part) if isinstance(part, tuple) else isinstance(part, Const)
+    return all(map(_all_const, part)) if isinstance(part, tuple) else isinstance(part, Const)

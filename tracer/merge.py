@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 from tracer.callees import CALLED
-from tracer.graph import VALUE_SHAPED, Node, TraceGraph, Variant, is_variable_op, refusal
+from tracer.graph import VALUE_SHAPED, Node, TraceGraph, Variant, is_variable_op, node_key, refusal
 from tracer.lazy import Output
-from tracer.op import Const, OpCall, freeze, signature_of
+from tracer.op import Const, OpCall, signature_of
 from tracer.rebuild import RESERVED, infer_outputs
 from tracer.seeds import are_fed
 from tracer.trace import Trace
@@ -35,9 +38,13 @@ def merge(graph: TraceGraph, trace: Trace) -> None:
     """Adds the op calls of a trace to the graph as nodes, variants of known nodes, and edges in their order."""
     before = trace.start or graph.entry
     for call in trace.calls:
-        node = graph.find(call.op, call.entry, call.attrs, call.location)
+        key = node_key(call.op, call.entry, call.attrs, call.location)
+        node = graph.at(key)
         if node is None:
-            node = _new_node(graph, call)
+            node = _new_node(graph, call, key)
+        else:
+            for n, source in enumerate(call.sources[: len(node.inputs)]):
+                node.inputs[n] |= {source}
         graph.link(before, node)
         if node.host == CALLED:
             graph.callees.note(call.name)
@@ -45,43 +52,46 @@ def merge(graph: TraceGraph, trace: Trace) -> None:
             add_variant(node, call)
             for path, const in call.numbers.items():
                 node.constants.setdefault(path, const)
-        for known, source in zip(node.inputs, call.sources, strict=False):
-            known.add(source)
-        node.guarded = max(node.guarded, call.guarded)
+        if call.guarded > node.guarded:
+            node.guarded = call.guarded
         before = node
     if trace.finished:
         graph.exits.add(before.number)
 
 
-def _new_node(graph: TraceGraph, call: OpCall) -> Node:
-    node = graph.add(call.op, call.entry, call.attrs, call.location)
-    node.host = node.host or host_reason(call)
+def _new_node(graph: TraceGraph, call: OpCall, key: Any) -> Node:
+    node = graph.add(call.op, call.entry, call.attrs, call.location, key)
+    node.host = node.host or call.host or _host_reason(node)
     node.name = call.name
-    node.inputs = [set() for _ in call.sources]
+    node.inputs = [_alone(source) for source in call.sources]
     return node
 
 
-def host_reason(call: OpCall) -> str | None:
-    """Returns why an operation must be a host op, which runs on its own; None if a segment may contain it."""
-    if call.host is not None:
-        return call.host
-    signature = signature_of(call.op)
+@functools.lru_cache(4096)
+def _alone(source: str) -> frozenset[str]:
+    """Returns the set of this source, of which nodes have few different ones."""
+    return frozenset({source})
+
+
+def _host_reason(node: Node) -> str | None:
+    """Returns why an operation must be a host op, which runs on its own; None if its inputs decide (`refusal`)."""
+    signature = signature_of(node.op)
     if signature is None:
         return CALLED
     try:
-        freeze(call.attrs)
+        node.frozen  # noqa: B018  (asked for what it raises)
     except TypeError as error:
         return str(error)
-    if signature.stateful and not is_variable_op(call.op) and not are_fed(call.op, call.attrs):
-        return f"{call.op} has effects of its own"
-    return refusal(call.op, call.parts, call.outputs)
+    if signature.stateful and not is_variable_op(node.op) and not are_fed(node.op, node.attrs):
+        return f"{node.op} has effects of its own"
+    return None
 
 
 def add_variant(node: Node, call: OpCall) -> None:
     """Adds the variant for these inputs, or makes the node a host op if outputs or dtypes rule that out."""
     if call.parts in node.variants:
         return
-    node.host = refusal(call.op, call.parts, call.outputs)  # the dtypes may differ from the first call's
+    node.host = refusal(call.op, call.parts, call.outputs)
     if node.host is not None:
         return
     if call.outputs and not _has_known_shapes(call):
@@ -94,7 +104,7 @@ def add_variant(node: Node, call: OpCall) -> None:
         if any(a is None or a.shape != b.shape for a, b in pairs):
             node.host = VALUE_SHAPED
             return
-    outputs = tuple(Output(s, v, node) for s, v in zip(call.outputs, call.values, strict=True))
+    outputs = tuple([Output(s, v, node) for s, v in zip(call.outputs, call.values, strict=True)])
     node.variants[call.parts] = Variant(call.parts, outputs, call.template)
 
 

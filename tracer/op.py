@@ -96,8 +96,8 @@ def freeze(value: Any) -> Any:
         return (kind, _double(value))
     if kind is complex:
         return (kind, _two_doubles(value.real, value.imag))
-    if kind is list or kind is tuple:
-        return (kind, tuple([freeze(v) for v in value]))
+    if kind is list or kind is tuple:  # (every other item of attributes is a name)
+        return (kind, tuple([v if v.__class__ is str else freeze(v) for v in value]))
     if isinstance(value, list):  # Keras has a list class of its own
         return (list, tuple([freeze(v) for v in value]))
     if isinstance(value, np.ndarray):
@@ -153,9 +153,12 @@ def _copied(value: Any) -> Any:
     return value
 
 
+_ATOMS = frozenset({str, int, bool, float, bytes})
+
+
 def copied_attrs(attrs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Returns the attributes with lists and arrays copied, since the caller may change those later."""
-    return tuple([_copied(a) for a in attrs])
+    return tuple([a if a.__class__ in _ATOMS else _copied(a) for a in attrs])
 
 
 # Issued by finalizers whenever Python collects garbage, so not part of what the program does.

@@ -149,9 +149,9 @@ class Recorder:
     def _locate(self, op: str) -> tuple[Location, int]:
         frames, guarded = call_stack()
         place = (frames, op)
-        location = Location(frames, self.counts[place])
-        self.counts[place] += 1
-        return location, guarded
+        seen = self.counts.get(place, 0)  # (`+=` on a `Counter` calls Python for what it does not have)
+        self.counts[place] = seen + 1
+        return Location(frames, seen), guarded
 
     def _note_failed(self, at: int, entry: str, op: str, attrs: tuple[Any, ...]) -> None:
         location, guarded = self._locate(op)
@@ -166,17 +166,17 @@ class Recorder:
         sources: list[str] = []
         numbers: dict[Any, Const] = {}
         try:
-            parts = tuple(self._part(op, i, v, args, sources, numbers) for i, v in enumerate(inputs))
+            parts = tuple([self._part(op, i, v, args, sources, numbers) for i, v in enumerate(inputs)])
         except (Unsupported, TypeError, ValueError) as error:
             reason = f"its inputs cannot be described: {error}"
             call = OpCall(op, entry, name, attrs, (), (), (), (), None, location, guarded, {}, reason)
             self.trace.calls.insert(at, call)
             return
         flat = intercept.flat_outputs(result)
-        specs = tuple(spec_of(t) for t in flat)
+        specs = tuple([spec_of(t) for t in flat])
         signature = signature_of(op)
         folds = signature is not None and foldable(op, signature.stateful, parts, specs)
-        values = tuple(Const(array_in(t)) if folds else None for t in flat)
+        values = tuple([Const(array_in(t)) if folds else None for t in flat])
         for i, (tensor, value) in enumerate(zip(flat, values, strict=True)):
             self.known[tensor._id] = (f"{op}:{i}", value)
         template = intercept.template_of(result)

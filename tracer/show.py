@@ -215,7 +215,7 @@ class _Parser:
             ("name ", lambda: setattr(node, "name", self.line.value())),
             ("host ", lambda: setattr(node, "host", self.line.string())),
             *((text, functools.partial(_set_fate, node, fate)) for fate, text in _FATES.items()),
-            ("fed ", lambda: node.fed.update(self.line.sequence(self._fed))),
+            ("fed ", lambda: setattr(node, "fed", frozenset(self.line.sequence(self._fed)))),
             ("inputs ", lambda: node.inputs.extend(self.line.sequence(self._sources))),
         )
         for keyword, read in readers:
@@ -273,9 +273,9 @@ class _Parser:
         number = self.line.integer()
         return (number, self.line.integer()) if self.line.accept(".") else number
 
-    def _sources(self) -> set[str]:
+    def _sources(self) -> frozenset[str]:
         self.line.take("{")
-        return set(self.line.sequence(lambda: self.line.word("where the input came from"), "}"))
+        return frozenset(self.line.sequence(lambda: self.line.word("where the input came from"), "}"))
 
     def _part(self) -> Any:
         if self.line.accept("("):

@@ -45,7 +45,7 @@ def next_step(cursor: Cursor, op: str, attrs: tuple[Any, ...], inputs: tuple[Any
         location = Location(frames, cursor.counts()[frames, op])
         node = cursor.graph.add(op, "execute", attrs, location)
         node.guarded = max(node.guarded, guarded)
-        node.inputs = node.inputs or [set() for _ in inputs]
+        node.inputs = node.inputs or [frozenset()] * len(inputs)
         key = tuple(v._out.spec if type(v) is LazyTensor else spec_of(v) for v in inputs)
         if key not in node.variants:
             outputs = tuple(Output(spec, None, node) for spec in specs)

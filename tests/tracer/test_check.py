@@ -141,12 +141,12 @@ def a_source_too_few(graph):
 
 @breaks("its fed inputs are among its inputs")
 def a_feed_beyond_the_inputs(graph):
-    graph.nodes[1].fed.add(2)
+    graph.nodes[1].fed |= {2}
 
 
 @breaks("its fed inputs are among its inputs", "changing_items")
 def a_fed_item_beyond_the_inputs(graph):
-    graph.nodes[1].fed.add((1, 0))
+    graph.nodes[1].fed |= {(1, 0)}
 
 
 @breaks("a variant is kept under its own key")
