@@ -16,8 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 from tracer.inputs import natural_enum
-from tracer.op import signature_of
-from tracer.private import op_def_library, types_pb2
+from tracer.op import freeze, signature_of
+from tracer.private import node_def_pb2, op_def_library, types_pb2
 from tracer.spec import Spec, intern_spec
 
 
@@ -49,27 +49,76 @@ def write_constant(node: Any, value: Any, enum: int) -> Symbol:
 
 def write_operation(
     node: Any, op: str, inputs: list[Any], attrs: tuple[Any, ...], constant: Callable[[Any, int], Symbol]
-) -> None:
+) -> list[str]:
     """Turns `node`, already named, into an operation with these inputs and attributes (alternating names and values).
 
-    Inputs are symbols or Python values, as lists for list arguments; `constant` makes symbols of values. Raises
-    `NotImplementedError` for an unregistered operation or a missing attribute.
+    Inputs are symbols or Python values, as lists for list arguments; `constant` makes symbols of values. Returns the
+    names of the outputs. Raises `NotImplementedError` for an unregistered operation or a missing attribute.
     """
+    form = _form_of(op, inputs, attrs)
+    given = inputs
+    if form.lists is not None:
+        given = [v for value, many in zip(inputs, form.lists, strict=True) for v in (value if many else (value,))]
+    names = [
+        value.name if isinstance(value, Symbol) else constant(value, enum).name
+        for value, enum in zip(given, form.enums, strict=True)
+    ]
+    node.MergeFromString(form.content)
+    node.input.extend(names)
+    name = node.name
+    return [name + output for output in form.outputs]
+
+
+class _Form(NamedTuple):
+    """What operations with the same attributes, on inputs of the same dtypes, have in common."""
+
+    content: bytes  # the node without its name and inputs
+    lists: tuple[bool, ...] | None  # which inputs are lists; None if none is
+    enums: tuple[int, ...]  # the dtypes of the inputs, those in lists one by one
+    outputs: tuple[str, ...]  # names of the outputs, without the node's in front
+
+
+MAX_FORMS = 4096
+# A segment has few different ones: of a rollout of 1640 operations 60. Attribute by attribute, an operation took 15 us.
+_forms: dict[Any, _Form] = {}
+
+
+def _form_of(op: str, inputs: list[Any], attrs: tuple[Any, ...]) -> _Form:
+    """Returns the form of an operation; see `write_operation`."""
+    try:
+        key = op, freeze(attrs), tuple([_kind(value) for value in inputs])
+    except TypeError:  # a function among the attributes, say
+        return _new_form(op, inputs, attrs)
+    form = _forms.get(key)
+    if form is None:
+        if len(_forms) >= MAX_FORMS:
+            _forms.clear()
+        form = _forms[key] = _new_form(op, inputs, attrs)
+    return form
+
+
+def _kind(value: Any) -> Any:
+    """Returns what the attributes that follow from an input depend on."""
+    if isinstance(value, Symbol):
+        return value.spec.enum
+    if value.__class__ is list:
+        return tuple([_kind(v) for v in value])
+    return value.__class__, freeze(value)
+
+
+def _new_form(op: str, inputs: list[Any], attrs: tuple[Any, ...]) -> _Form:
     recipe = _recipe(op)
     given = {name: value for name, value in zip(attrs[::2], attrs[1::2], strict=True) if value is not None}
     derived = _derived(recipe, inputs, given)
-
-    def name_of(value: Any, enum: int) -> str:
-        return value.name if isinstance(value, Symbol) else constant(value, enum).name
-
+    found: list[int] = []
     for arg, value in zip(recipe.inputs, inputs, strict=True):
         if arg.enums:
             enums = derived[arg.enums] if arg.enums in derived else given[arg.enums]
-            node.input.extend([name_of(v, int(e)) for v, e in zip(value, enums, strict=True)])
+            found += [int(enum) for _, enum in zip(value, enums, strict=True)]
         else:
             enum = arg.enum or derived.get(arg.type) or _enum(given[arg.type])
-            node.input.extend([name_of(v, enum) for v in (value if arg.number else [value])])
-    node.op = op
+            found += [enum] * (len(value) if arg.number else 1)
+    node = node_def_pb2.NodeDef(op=op)
     for name, kind, default in recipe.attrs:
         if name in given:
             node.attr[name].CopyFrom(_attr_value(given[name], kind, name))
@@ -79,6 +128,8 @@ def write_operation(
             node.attr[name].CopyFrom(default)
         else:
             raise NotImplementedError(f"attribute {name!r} of {op} is not known")
+    lists = tuple([bool(arg.number or arg.enums) for arg in recipe.inputs])
+    return _Form(node.SerializeToString(), lists if any(lists) else None, tuple(found), tuple(outputs_of(node)))
 
 
 MAX_ATTRS = 1000

@@ -34,8 +34,9 @@ class Spec:
     Specs are interned: equal specs are the same object as long as one of them is alive.
     """
 
-    __slots__ = ("__weakref__", "dtype", "enum", "handle", "open", "shape", "tensor_shape")
+    __slots__ = ("__weakref__", "_size", "dtype", "enum", "handle", "open", "shape", "tensor_shape")
     shape: tuple[int, ...]
+    _size: int
 
     def __init__(self, enum: int, shape: tuple[int | None, ...], handle: Any) -> None:
         self.enum = enum
@@ -51,6 +52,13 @@ class Spec:
 
         Open dimensions count as 1.
         """
+        try:
+            return self._size  # asked for several times for each operation of a segment
+        except AttributeError:
+            self._size = self._computed_size()
+        return self._size
+
+    def _computed_size(self) -> int:
         if self.handle is None:
             return math.prod([1 if size is None else size for size in self.shape]) * int(max(self.dtype.size, 1))
         return sum(math.prod(shape or ()) * int(max(tf.dtypes.as_dtype(enum).size, 1)) for enum, shape in self.handle)

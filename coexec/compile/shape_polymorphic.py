@@ -26,7 +26,7 @@ from tracer.block import STRUCTURES
 from tracer.graph import Step, spec_of_constant
 from tracer.intercept import make_constant
 from tracer.nodedef import write_constant
-from tracer.op import Const, freeze
+from tracer.op import Const
 from tracer.private import node_def_pb2
 from tracer.spec import RESOURCE, Spec
 
@@ -224,10 +224,12 @@ def _form_of(plan: Plan) -> tuple[Any, list[Constant]] | None:
     steps: list[Any] = []
     constants: list[Constant] = []
     specs: dict[int, Spec] = {}
+    scatters = not SCATTERS.keys().isdisjoint([step.op for step in plan.steps])
     for step in plan.steps:
         assert step.node is not None
         assert step.variant is not None
-        specs.update((step.first + n, out.spec) for n, out in enumerate(step.outputs))
+        if scatters:
+            specs.update((step.first + n, out.spec) for n, out in enumerate(step.outputs))
         if step.variant.folded:
             steps.append(len(step.outputs))
             continue
@@ -243,7 +245,7 @@ def _form_of(plan: Plan) -> tuple[Any, list[Constant]] | None:
         constants += mine
         node = step.node
         more = can_fail(step), _is_whole(step, specs, plan) if step.op in SCATTERS else None
-        steps.append((step.op, node.entry, freeze(step.attrs), step.slots, tuple(lists), kinds, outputs, more))
+        steps.append((step.op, node.entry, node.frozen, step.slots, tuple(lists), kinds, outputs, more))
     feeds = tuple([spec if spec.enum == RESOURCE else (spec.enum, len(spec.shape)) for spec in plan.feeds])
     return (tuple(steps), feeds, plan.words, plan.grain <= tuning.fine_grain), constants
 

@@ -82,11 +82,11 @@ class Body:
         if known is not None:
             return known
         node = self._nodes.add(name=self._new_name(op))
-        write_operation(node, op, inputs, attrs, self.constant)
-        signature = signature_of(op)
-        self._signature.is_stateful |= signature is not None and signature.definition.is_stateful
-        symbols = [Symbol(name, spec, op, inputs) for name, spec in zip(outputs_of(node), specs, strict=True)]
-        self.specs.update((symbol.name, symbol.spec) for symbol in symbols)
+        names = write_operation(node, op, inputs, attrs, self.constant)
+        if _is_stateful(op):
+            self._signature.is_stateful = True
+        symbols = [Symbol(name, spec, op, inputs) for name, spec in zip(names, specs, strict=True)]
+        self.specs.update(zip(names, specs, strict=True))
         if key is not None:
             self._shared[key] = symbols
         return symbols
@@ -97,8 +97,8 @@ class Body:
         added.CopyFrom(node)
         added.name = f"{prefix}{node.name}"
         added.input[:] = inputs
-        signature = signature_of(node.op)
-        self._signature.is_stateful |= signature is not None and signature.definition.is_stateful
+        if _is_stateful(node.op):
+            self._signature.is_stateful = True
         names = outputs_of(added)
         if specs is None:
             specs = [self.specs[name] for name in names]
@@ -200,13 +200,20 @@ class Body:
         self.definition.control_ret[node] = node
 
 
+@functools.cache
+def _is_stateful(op: str) -> bool:
+    """Returns whether TensorFlow declares an operation as stateful; a function's name is none."""
+    signature = signature_of(op)
+    return signature is not None and bool(signature.definition.is_stateful)
+
+
 def _content(op: str, inputs: list[Any], attrs: tuple[Any, ...], specs: list[Spec]) -> Any:
     """Returns the key for sharing equal operations; None if it is stateful, or not worth sharing."""
-    signature = signature_of(op)
-    if signature is None or signature.definition.is_stateful or not specs:
+    if signature_of(op) is None or _is_stateful(op) or not specs:
         return None
-    if any(s.enum in (RESOURCE, VARIANT) or s.size > tuning.max_shared_result for s in specs):
-        return None
+    for spec in specs:
+        if spec.enum == RESOURCE or spec.enum == VARIANT or spec.size > tuning.max_shared_result:
+            return None
     try:
         return op, tuple([_name(v) for v in inputs]), freeze(attrs)
     except TypeError:  # a function, say

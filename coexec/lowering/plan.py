@@ -12,7 +12,6 @@ from coexec.lowering.show_plan import lines_of
 from coexec.lowering.xla.philox import WORDS
 from tracer.block import BRANCH, CALL, LOOP, STRUCTURES, Branch, RecursiveFunction, steps_of
 from tracer.graph import Step
-from tracer.op import freeze
 from tracer.private import types_pb2
 from tracer.rebuild import RESERVED
 from tracer.spec import RESOURCE, VARIANT, Spec, intern_spec
@@ -75,11 +74,11 @@ class Plan:
         """Size in bytes of its feeds, and of the variables behind them."""
         return sum(spec.size for spec in self.feeds)
 
-    @property
+    @functools.cached_property
     def grain(self) -> float:
         """Mean size in bytes of an operation's results."""
-        given = [sum(out.spec.size for out in s.outputs) for s in self.steps if s.variant and not s.variant.folded]
-        return sum(given) / max(len(given), 1)
+        given = [out.spec.size for s in self.steps if s.variant and not s.variant.folded for out in s.outputs]
+        return sum(given) / max(self.live, 1)
 
     def __str__(self) -> str:
         refusals = [("refused", self.refusal), ("not for XLA", self.xla_refusal)]
@@ -94,7 +93,7 @@ class Plan:
             return next(iter(self.outside.values()))
         return self.xla_refusal
 
-    @property
+    @functools.cached_property
     def live(self) -> int:
         """How many operations run; constant-folded ones, known from shapes alone, do not."""
         return sum(not s.variant.folded for s in self.steps if s.variant is not None)
@@ -103,9 +102,9 @@ class Plan:
 def _content(step: Step) -> Any:
     """Returns a step's part of the cache key."""
     assert step.node is not None
-    lists = tuple((i, slots, tuple(consts.items())) for i, (slots, consts) in step.lists.items())
-    outputs = tuple((o.spec, o.const) for o in step.outputs)
-    return step.op, step.node.entry, freeze(step.attrs), step.slots, tuple(step.consts.items()), lists, outputs
+    lists = tuple([(i, slots, tuple(consts.items())) for i, (slots, consts) in step.lists.items()])
+    outputs = tuple([(o.spec, o.const) for o in step.outputs])
+    return step.op, step.node.entry, step.node.frozen, step.slots, tuple(step.consts.items()), lists, outputs
 
 
 def make_plan(last: Step, outputs: tuple[int, ...]) -> Plan:
@@ -149,8 +148,9 @@ def make_plan(last: Step, outputs: tuple[int, ...]) -> Plan:
 
 def recurses(step: Step) -> bool:
     """Returns whether this is, or contains, a call of a recursive function."""
-    inside = (step, *steps_of(step)) if step.op in STRUCTURES else ()
-    return any(isinstance(s.attrs[1], RecursiveFunction) for s in inside if s.op in STRUCTURES)
+    if step.op not in STRUCTURES:
+        return False
+    return any(isinstance(s.attrs[1], RecursiveFunction) for s in (step, *steps_of(step)) if s.op in STRUCTURES)
 
 
 def _turns(step: Step) -> bool:
