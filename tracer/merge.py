@@ -61,7 +61,7 @@ def merge(graph: TraceGraph, trace: Trace) -> None:
 
 def _new_node(graph: TraceGraph, call: OpCall, key: Any) -> Node:
     node = graph.add(call.op, call.entry, call.attrs, call.location, key)
-    node.host = node.host or call.host or _host_reason(node)
+    node.host = node.host or call.host or host_reason(node)
     node.name = call.name
     node.inputs = [_alone(source) for source in call.sources]
     return node
@@ -73,7 +73,7 @@ def _alone(source: str) -> frozenset[str]:
     return frozenset({source})
 
 
-def _host_reason(node: Node) -> str | None:
+def host_reason(node: Node) -> str | None:
     """Returns why an operation must be a host op, which runs on its own; None if its inputs decide (`refusal`)."""
     signature = signature_of(node.op)
     if signature is None:
