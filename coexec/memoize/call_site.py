@@ -26,7 +26,7 @@ from coexec.guards.state import LOOKED_AT, is_object, is_watched_object
 from coexec.memoize.array_names import name_arrays
 from coexec.memoize.entry import Region, admit, anchor, fill_form
 from coexec.memoize.gradient_spans import BackwardCalls
-from coexec.memoize.known_calls import KnownCalls
+from coexec.memoize.known_calls import KnownCalls, StackCounts
 from coexec.memoize.observe import Observation
 from coexec.memoize.passage import Passage
 from coexec.memoize.redirect import helper_of
@@ -67,7 +67,7 @@ class CallSites:
         known.calls += 1
         self._watch_where_affordable()
         self._origin = run.cursor.base
-        self._names = TensorNames(run.cursor)
+        self._names, self._counts = TensorNames(run.cursor), StackCounts(run.cursor)
         self._outsiders: dict[int, tuple[int, Any]] = {}  # eager tensors by id, numbered in order of appearance
         self._surroundings = Surroundings()
         self._inside = 0.0  # seconds in library calls nested in the running one
@@ -285,7 +285,9 @@ class CallSites:
             return False
         if function is gradient and any(region.function is gradient for region in (start.regions or {}).values()):
             return False  # its key changes while calls on its tape are learnt
-        meets = self._known.ways_to(place).came_to(cursor, place[2], start.node)
+        _, _, frames = place
+        ways = self._known.ways_to(place)
+        meets = ways.came_to(cursor.graph, frames, self._counts.of(frames), start.node)
         if meets and cursor.cuts_at_joins:
             return True
         return cursor.is_branch() and self._known.is_at_join(start, key, objects)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
 from typing import Any, TypeVar
 
@@ -12,7 +13,10 @@ from coexec.memoize.entry import Region
 from coexec.memoize.shape_variants import ShapeVariants
 from coexec.memoize.watch_budget import WatchBudget
 from tracer.cursor import MAX_WAYS, Cursor
-from tracer.graph import Node, Step
+from tracer.graph import Node, Step, TraceGraph
+from tracer.location import Frame
+
+MOST_INSIDE = 8  # frames between a library call and an operation by which it is known to have been made
 
 _Key = TypeVar("_Key")
 _Known = TypeVar("_Known")
@@ -39,6 +43,32 @@ class Refusals:
         self._retry = self._visits + min(self._visits, tuning.region_last_retry)
 
 
+class StackCounts:
+    """How often one call has been at each call stack so far, as far as operations were issued there.
+
+    Found by one operation that was issued there, or a few frames further inside, as a layer of the program's issues its
+    own there. Each operation's call stack is entered once, so that asking takes no longer in a call of many.
+    """
+
+    __slots__ = ("_cursor", "_entered", "_first")
+
+    def __init__(self, cursor: Cursor) -> None:
+        self._cursor = cursor
+        self._entered = 0
+        self._first: dict[Any, Any] = {}  # by call stack: the key of an operation in the cursor's counts
+
+    def of(self, frames: tuple[Frame, ...]) -> int:
+        """Returns how often the call has been at this call stack."""
+        counts = self._cursor.counts()
+        for key in itertools.islice(reversed(counts), len(counts) - self._entered):  # the latest ones
+            inside, _ = key
+            for outwards in range(min(len(inside), MOST_INSIDE)):
+                self._first.setdefault(inside[outwards:], key)
+        self._entered = len(counts)
+        known = self._first.get(frames)
+        return 0 if known is None else counts[known]
+
+
 class Ways:
     """The ways by which calls have come to a library call at a line, by turn of a loop around it.
 
@@ -51,15 +81,10 @@ class Ways:
         self._meet = False  # whether calls have come there by several, in any turn
         self._turns: dict[int, dict[int, int]] = {}
 
-    def came_to(self, cursor: Cursor, frames: Any, way: Node) -> bool:
-        """Notes that a call came there after a node by a new step; returns whether ways meet there.
-
-        `frames`: the call stack of the library call, whose turn is how often operations were issued there.
-        """
-        innermost, counts = len(frames), cursor.counts()
-        turn = max((times for (at, _), times in counts.items() if at[-innermost:] == frames), default=0)
+    def came_to(self, graph: TraceGraph, frames: tuple[Frame, ...], turn: int, way: Node) -> bool:
+        """Notes that a call came there after a node by a new step; returns whether ways meet there."""
         ways = self._turns.setdefault(min(turn, tuning.max_keys_at_place), {})  # one for all very late ones
-        self._meet = cursor.graph.came_to(frames, ways, way) or self._meet
+        self._meet = graph.came_to(frames, ways, way) or self._meet
         return self._meet
 
 

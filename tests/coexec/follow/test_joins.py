@@ -353,13 +353,25 @@ def test_lengths_of_a_loop_are_no_ways():
     assert launches_a_call(step, [(ROWS[0], 2 + n % 2) for n in range(10)]) == 1
 
 
-def test_the_first_turn_of_a_loop_is_no_choice():
+class Energy(keras.Model):
+    """A model of the program's, whose layers issue their operations in a frame of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3, activation="tanh")
+
+    def call(self, rows):
+        return self.dense(rows)
+
+
+@pytest.mark.parametrize("made", [lambda: keras.layers.Dense(3, activation="tanh"), Energy], ids=["Keras'", "own"])
+def test_the_first_turn_of_a_loop_is_no_choice(made):
     """A layer is called first after one of two beginnings, and then after the turn before, for each item."""
 
     def make(decorate):
         keras.utils.set_random_seed(5)
-        layer, dice = keras.layers.Dense(3, activation="tanh"), random.Random(4)
-        layer.build([None, 3])
+        layer, dice = made(), random.Random(4)
+        layer(ROWS[0])
 
         @decorate
         def step(rows):
