@@ -20,6 +20,7 @@ from coexec.base.tuning import tuning
 from coexec.batching.kinds import OpKind
 from coexec.batching.rules import CONSTANT
 from coexec.compile import inline_call
+from coexec.compile.inline_call import InlineCall
 from tracer.intercept import execute, handling
 from tracer.private import config_pb2, context
 from tracer.spec import Spec
@@ -184,23 +185,23 @@ class _Traced:
         config.ParseFromString(ctx.function_call_options.config_proto_serialized)
         config.graph_options.rewrite_options.disable_meta_optimizer = True
         settings = config.SerializeToString()
-        self._inline = not ctx.num_gpus() and self._count > 0
-        self._op: Any = self._function.name
-        if not self._inline:
-            self._attrs: tuple[Any, ...] = "executor_type", "SINGLE_THREADED_EXECUTOR", "config_proto", settings
+        self._name: Any = self._function.name
+        self._inline: InlineCall | None = None
+        self._attrs: tuple[Any, ...] = "executor_type", "SINGLE_THREADED_EXECUTOR", "config_proto", settings
+        if ctx.num_gpus() or not self._count:
             return
         inline_call.tidy_up(ctx)
-        signature = ctx.get_function_def(self._function.name).signature
-        self._op, self._attrs = inline_call.OP, inline_call.attributes(signature, settings)
-        held = len(specs), self._count, len(self._function.graph.get_operations())
-        inline_call.hold(*held)
-        finalizer = weakref.finalize(self, inline_call.drop, ctx, *held)
-        finalizer.atexit = False
+        signature = ctx.get_function_def(self._name).signature
+        self._inline = InlineCall(signature, settings, len(self._function.graph.get_operations()))
+        weakref.finalize(self, self._inline.drop, ctx).atexit = False
 
     def __call__(self, given: Sequence[Any]) -> list[Any]:
         ctx = context.context()
-        thread = inline_call.enter() if self._inline else None
+        if self._inline is None or not self._inline.takes_next():
+            return list(execute(ctx._handle, ctx.device_name, self._name, list(given), self._attrs, self._count))
+        thread = inline_call.enter()
         try:
-            return list(execute(ctx._handle, ctx.device_name, self._op, list(given), self._attrs, self._count))
+            attrs = self._inline.attrs
+            return list(execute(ctx._handle, ctx.device_name, inline_call.OP, list(given), attrs, self._count))
         finally:
             inline_call.leave(thread)

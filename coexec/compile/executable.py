@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from coexec.base.tuning import tuning
 from coexec.compile import inline_call, xla_code_cache
+from coexec.compile.inline_call import InlineCall
 from coexec.compile.platform_key import digest
 from coexec.lowering.emit import Emitter
 from coexec.lowering.function_body import Body
@@ -90,14 +91,9 @@ class Executable:
         executor = "SINGLE_THREADED_EXECUTOR" if small else ""
         # XLA needs none of these attributes, and each adds to the time of a launch.
         self._attrs: Any = () if whole else ("executor_type", executor, "config_proto", _config(ctx))
-        self._op = self.name
-        wrapped = None
+        self._inline: InlineCall | None = None
         if small and backend == "graph" and not ctx.num_gpus() and (self.count or emitter.written):
-            signature = functions[-1].signature
-            self._op, self._attrs = inline_call.OP, inline_call.attributes(signature, _config(ctx))
-            wrapped = len(signature.input_arg), len(signature.output_arg), self.ops
-            inline_call.hold(*wrapped)
-        self._direct = wrapped is not None
+            self._inline = InlineCall(functions[-1].signature, _config(ctx), self.ops)
         self.launches = 0
         self.trusted = False  # whether it has been validated against its operations
         self.took = 0.0  # seconds that the last synchronous launch took
@@ -105,7 +101,7 @@ class Executable:
         self.audit_at = 0  # number of launches after which it may be audited again
         self.size = plan.size
         self.loaded = False  # whether XLA's code for it was loaded from disk
-        self._finalizer = weakref.finalize(self, _remove, ctx, names, wrapped)
+        self._finalizer = weakref.finalize(self, _remove, ctx, names, self._inline)
         self._finalizer.atexit = False
 
     def launch(self, feeds: list[Any], seeds: list[Pair], into: list[Any] | None = None) -> list[Any] | None:
@@ -165,13 +161,19 @@ class Executable:
                     execute(ctx._handle, ctx.device_name, name, [made(spec) for spec in arguments], (), count)
             self.loaded = code.loaded
 
+    def call_inline(self) -> None:
+        """Has it be launched on the calling thread from now on, if it ever is: at its best."""
+        if self._inline is not None:
+            self._inline.begin()
+
     def _execute(self, feeds: list[Any], into: list[Any]) -> None:
         """Launches it, and appends the list of raw results to `into`."""
-        ctx = self._context
-        given = ctx._handle, ctx.device_name, self._op, feeds, self._attrs, self.count
-        if not self._direct:
+        ctx, inline = self._context, self._inline
+        if inline is None or not inline.takes_next():
+            given = ctx._handle, ctx.device_name, self.name, feeds, self._attrs, self.count
             into.extend(itertools.starmap(execute, (given,)))
             return
+        given = ctx._handle, ctx.device_name, inline_call.OP, feeds, inline.attrs, self.count
         thread = inline_call.enter()
         try:
             into.extend(itertools.starmap(execute, (given,)))
@@ -203,6 +205,9 @@ class BoundGraph(Executable):
     def arguments(self, feeds: list[Any]) -> list[Any]:
         """Returns what the graph is given besides these feeds."""
         raise NotImplementedError
+
+    def call_inline(self) -> None:
+        self.shared.call_inline()
 
     def _execute(self, feeds: list[Any], into: list[Any]) -> None:
         self.shared._execute([*feeds, *self.arguments(feeds)], into)
@@ -257,10 +262,10 @@ def _config(ctx: Any) -> bytes:
     return bytes(config.SerializeToString())
 
 
-def _remove(ctx: Any, names: list[str], wrapped: tuple[int, int, int] | None = None) -> None:
-    """Unregisters functions; `wrapped`: what `inline_call.hold` was called with, if it was."""
+def _remove(ctx: Any, names: list[str], inline: InlineCall | None = None) -> None:
+    """Unregisters functions; `inline`: how the last one may have been called."""
     for name in names:
         if ctx.has_function(name.encode()):
             ctx.remove_function(name)
-    if wrapped is not None:
-        inline_call.drop(ctx, *wrapped)
+    if inline is not None:
+        inline.drop(ctx)

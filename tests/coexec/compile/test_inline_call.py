@@ -2,21 +2,23 @@
 
 import gc
 import threading
+import time
 
 import pytest
 import tensorflow as tf
 
 import coexec
+from coexec.base.tuning import tuned
 from coexec.compile import inline_call
 from tracer.private import context
 
 NAME = "__wrapped__StatefulPartitionedCall_Tin_{}_Tout_{}_device_/job:localhost/replica:0/task:0/device:CPU:0"
 
 
-def made(length: int) -> coexec.Function:
+def made(length: int, jit: bool | str = False) -> coexec.Function:
     """A function of `length` operations that is launched as a graph; its wrapper goes by how many it is given."""
 
-    @coexec.function(jit_compile=False)
+    @coexec.function(jit_compile=jit)
     def step(*given: tf.Tensor) -> tf.Tensor:
         x = tf.add_n(given)
         for k in range(length):
@@ -32,11 +34,53 @@ def is_held(inputs: int) -> bool:
 
 @pytest.fixture(autouse=True)
 def nothing_held():
-    """Begins and ends without anything of other tests."""
+    """Begins and ends without anything of other tests, and calls graphs inline from their first launch on."""
     coexec.clear()
     gc.collect()
-    yield
+    with tuned(launches_by_name=0):
+        yield
     coexec.clear()
+
+
+def test_a_graph_is_launched_by_name_at_first():
+    """A call is not prepared before so many launches that it can pay, and values are the same before and after."""
+    step, given = made(20), [tf.fill((2, 2), float(k)) for k in range(11)]
+    expected = step.python_function(*given)
+    with tuned(launches_by_name=5):
+        while step.stats().launches < 5:
+            assert (step(*given) == expected).numpy().all()
+        assert not is_held(11)
+        assert (step(*given) == expected).numpy().all()
+    assert is_held(11)
+    step.clear()
+    gc.collect()
+    assert not is_held(11)
+
+
+def test_a_graph_that_was_never_called_inline_leaves_the_others_calls():
+    """What is only launched by name counts neither as held nor, once it is removed, as gone."""
+    small, large, given = made(10), made(60), [tf.fill((2, 2), float(k)) for k in range(12)]
+    for _ in range(4):
+        small(*given)
+    with tuned(launches_by_name=100):
+        for _ in range(4):
+            large(*given)
+        large.clear()
+        gc.collect()
+    assert is_held(12)
+
+
+def test_a_graph_that_races_is_called_inline():
+    """Against XLA's code it is timed as it is at its best."""
+    step, given = made(20, jit="auto"), [tf.fill((2, 2), float(k)) for k in range(13)]
+    expected = step.python_function(*given)
+    with tuned(launches_by_name=1000, xla_price=0.0):
+        over = time.monotonic() + 60
+        while not is_held(13) and time.monotonic() < over:
+            assert (abs(step(*given) - expected) < 1e-5).numpy().all()
+            time.sleep(0.01)  # XLA compiles in the background
+    assert is_held(13)
+    assert step.stats().launches < 1000
 
 
 def test_small_graphs_are_called_through_the_wrapper_that_is_relied_on():
