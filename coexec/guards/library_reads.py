@@ -8,7 +8,8 @@ Computed names are missed.
 
 The check is one or two reads of memory before each call (`tracer.memory`): 0.4 to 1 us in a tight loop for 10 to 120
 objects. Only if a word differs, its object's contents are compared: most writes change nothing relevant. Modules that
-libraries are built on are excluded, and so are functions themselves: there are hundreds of either in each call.
+libraries are built on are excluded, with what their code reads of others, and so are functions themselves: there are
+hundreds of either in each call.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ from tracer.private import EagerTensor, keras_tracking
 _SCALARS = (int, float, complex, bool, str, bytes, type(None))
 _NEVER = object()  # stands for what cannot be compared later: equal to nothing
 
-# Types whose instances refer to nothing that could refer back to them.
-_ENDS = (
+# The ids of types whose instances refer to nothing that could refer back to them.
+_ENDS = frozenset(map(id, (
     *_SCALARS, type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, np.generic, EagerTensor, tf.DType,
     tf.TensorShape,
-)  # fmt: skip
+)))  # fmt: skip
 
-_HOLD_NOTHING = (*_ENDS, np.ndarray)
+_HOLD_NOTHING = _ENDS | {id(np.ndarray)}
 
 # Types that are not traversed, as are Keras' trackers of attributes and the tensors of a functional model's graph.
-_ALONE = (*_ENDS, types.FunctionType)
+_ALONE = _ENDS | {id(types.FunctionType)}
 _VARIABLES = (tf.Variable, keras.Variable)
 # What is traversed of a variable: what it wraps, and what optimizers and layers call. Only operations read its value.
 _OF_VARIABLES = ("_constraint", "_regularizer", "_value", "_variable")
@@ -57,7 +58,6 @@ _INSIDE = ("tensorflow.python.", "tensorflow.core.", "tensorflow.compiler.")
 
 _memory = memory.MEMORY
 _names: dict[int, tuple[types.CodeType, frozenset[str]]] = {}  # by code's id
-_modules: dict[int, tuple[dict[str, Any], int, dict[str, dict[str, Any]]]] = {}  # by id of globals, with their version
 # Entries of modules, shared by many calls, with the versions of the globals at which they last agreed.
 _spaces: dict[tuple[int, tuple[str, ...]], tuple[_Entry, int]] = {}
 
@@ -237,7 +237,9 @@ class LibraryReads:
             elif issubclass(kind, threading.local) and vars(holder).keys() == {LOSSES}:
                 self._add("losses", vars(holder))
                 continue
-            if not issubclass(kind, (*_ALONE, *classes.symbolic)) and kind.__module__ != keras_tracking.__name__:
+            if _is_one_of(kind, _ALONE) or issubclass(kind, classes.symbolic):
+                continue
+            if kind.__module__ != keras_tracking.__name__:
                 self._instance(holder, ahead)
 
     def _own(self, holder: Any) -> None:
@@ -274,23 +276,75 @@ class LibraryReads:
 
     def _look_into_modules(self, ran: list[tuple[types.CodeType, dict[str, Any]]]) -> None:
         """Collects the globals that libraries' code reads, and what it reads of modules among them."""
-        asked: dict[int, tuple[dict[str, Any], set[str], dict[str, dict[str, Any]], bool]] = {}
-        ahead = deque((space, names_in(code)) for code, space in ran if not is_programs(code, space))
+        _modules.refresh()
+        asked: dict[int, tuple[dict[str, Any], set[str]]] = {}
+        for code, space in ran:
+            if not is_programs(code, space):
+                for read, names in _modules.read_by(code, space):
+                    asked.setdefault(id(read), (read, set()))[1].update(names)
+        self._entries += [_space_entry(space, tuple(sorted(names))) for space, names in asked.values()]
+
+
+class _Modules:
+    """What code reads of the globals of modules, computed once per code, until modules come, go, or get other names."""
+
+    def __init__(self) -> None:
+        self._read: dict[tuple[int, int], tuple[types.CodeType, tuple[tuple[dict[str, Any], frozenset[str]], ...]]] = {}
+        self._known: dict[int, tuple[dict[str, Any], dict[str, dict[str, Any]], frozenset[str]]] = {}
+        self._versions: dict[int, int] = {}  # of these globals, by their ids
+
+    def refresh(self) -> None:
+        """Forgets what was computed if that may be different now, or is too much."""
+        for space, modules, names in list(self._known.values()):
+            if _version_of(space) != self._versions[id(space)]:
+                del self._known[id(space)]
+                found = self._among(space)
+                if names != space.keys() or any(found.get(name) is not module for name, module in modules.items()):
+                    self._read.clear()
+        if len(self._read) > tuning.max_known_codes:
+            self.__init__()  # type: ignore[misc]
+
+    def read_by(self, code: types.CodeType, space: dict[str, Any]) -> Iterable[tuple[dict[str, Any], frozenset[str]]]:
+        """Returns the globals that code may read, with the names: its own, and those of modules that it reaches.
+
+        None for code of modules that are not checked, so that it matters little what these import.
+        """
+        known = self._read.get((id(code), id(space)))
+        if known is None:
+            reached = self._reach(names_in(code), space) if _is_checked(space) else ()
+            known = self._read[id(code), id(space)] = code, tuple(reached)
+        return known[1]
+
+    def _reach(self, names: frozenset[str], space: dict[str, Any]) -> Iterator[tuple[dict[str, Any], frozenset[str]]]:
+        seen = {id(space)}
+        ahead = deque([space])
         while ahead:
-            space, names = ahead.popleft()
-            entry = asked.get(id(space))
-            if entry is None:
-                entry = asked[id(space)] = space, set(), _modules_in(space), _is_read(space)
-            _, known, modules, read = entry
-            for name in modules:
-                if name in names and name not in known:
-                    known.add(name)
-                    ahead.append((modules[name], names))
-            if read:
-                known.update([name for name in names if name in space])
-        for space, found, _, read in asked.values():
-            if read:
-                self._entries.append(_space_entry(space, tuple(sorted(found))))
+            space = ahead.popleft()
+            if read := names.intersection(space):
+                yield space, read
+            modules = self._among(space)
+            for name in names.intersection(modules):
+                module = modules[name]
+                if id(module) not in seen and _is_checked(module):
+                    seen.add(id(module))
+                    ahead.append(module)
+
+    def _among(self, space: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """Returns the globals of the modules among some globals, by name."""
+        known = self._known.get(id(space))
+        if known is None:
+            self._versions[id(space)] = _version_of(space)  # read first, so that later writes are noticed
+            # By type, as reading `__class__` would import a lazy module.
+            found = {name: vars(v) for name, v in list(space.items()) if issubclass(type(v), types.ModuleType)}
+            known = self._known[id(space)] = space, found, frozenset(space)
+        return known[1]
+
+
+def _version_of(space: dict[str, Any]) -> int:
+    return memory.word(*memory.dict_places(space))
+
+
+_modules = _Modules()
 
 
 def _arguments_in(given: Any) -> tuple[Any, dict[str, Any]]:
@@ -300,27 +354,14 @@ def _arguments_in(given: Any) -> tuple[Any, dict[str, Any]]:
     return args or (), kwargs if type(kwargs) is dict else {}
 
 
-def _is_read(space: dict[str, Any]) -> bool:
+def _is_checked(space: dict[str, Any]) -> bool:
     name = str(space.get("__name__"))
     return not name.startswith(_INSIDE) and name.partition(".")[0] not in _UNREAD
 
 
-def _modules_in(space: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns the globals of the modules among some globals, by name; cached by version."""
-    version = memory.word(*memory.dict_places(space))
-    known = _modules.get(id(space))
-    if known is None or known[1] != version:
-        # By type, as reading `__class__` would import a lazy module.
-        found = {name: vars(v) for name, v in list(space.items()) if issubclass(type(v), types.ModuleType)}
-        if len(_modules) > tuning.max_known_codes:
-            _modules.clear()
-        known = _modules[id(space)] = space, version, found
-    return known[2]
-
-
 def _space_entry(space: dict[str, Any], names: tuple[str, ...]) -> _Entry:
     key = id(space), names
-    version = memory.word(*memory.dict_places(space))
+    version = _version_of(space)
     entry, seen = _spaces.get(key, (None, 0))
     if entry is None or (seen != version and not entry.agrees(space)):
         if len(_spaces) > tuning.max_known_codes:
@@ -345,7 +386,7 @@ def _leading_to(anchors: set[int], contents: Contents) -> set[int]:
                 continue
             if id(value) in contents:
                 holders.setdefault(id(value), []).append(key)
-            elif not issubclass(type(value), _HOLD_NOTHING) and not _is_open(value):
+            elif not _is_one_of(type(value), _HOLD_NOTHING) and not _is_open(value):
                 found.add(key)
     ahead = deque(found)
     while ahead:
@@ -354,6 +395,14 @@ def _leading_to(anchors: set[int], contents: Contents) -> set[int]:
                 found.add(holder)
                 ahead.append(holder)
     return found
+
+
+def _is_one_of(kind: type, kinds: frozenset[int]) -> bool:
+    """Returns whether a class is, or is derived from, one of those with these ids.
+
+    `issubclass` takes some 2 us for TensorFlow's abstract classes, which was a tenth of a call that is observed.
+    """
+    return not kinds.isdisjoint(map(id, kind.__mro__))
 
 
 def _is_open(value: Any) -> bool:
@@ -435,7 +484,7 @@ def _form(value: Any, kept: Any) -> tuple[str, Any]:
         return "reference", weakref.ref(value)
     except TypeError:
         pass
-    if kept is _ALL or issubclass(type(value), _ENDS):
+    if kept is _ALL or _is_one_of(type(value), _ENDS):
         return "itself", value
     if id(value) in kept:
         return "id", id(value)

@@ -191,6 +191,42 @@ def test_the_next_call_sees_it(name):
     assert stats.followed > 12
 
 
+ACTIVATIONS = ["gelu", "silu", "elu", "sigmoid"]  # each a function of one module, which asks another one for it
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("module", ["replaced", "kept"])
+def test_all_that_functions_ask_of_the_same_module(name, module, monkeypatch):
+    """Each by a name of its own; also of a module that took the place of the one that was looked into first."""
+    made = []
+
+    def make(decorate):
+        keras.utils.set_random_seed(5)
+        model = keras.Sequential([keras.layers.Dense(6, kind) for kind in ACTIVATIONS])
+        model(X)
+        made.append(decorate(lambda x: model(x)))
+
+        def changing(x, number):
+            with monkeypatch.context() as patch:
+                if number == 6 and module == "replaced":  # for good
+                    monkeypatch.setattr(activations, "ops", copied(keras.src.ops))
+                if number > 13:
+                    real = getattr(activations.ops, name)
+                    patch.setattr(activations.ops, name, lambda *given, **named: 3.0 * real(*given, **named))
+                return made[-1](x)
+
+        return changing
+
+    def copied(original):
+        module = types.ModuleType(original.__name__)
+        vars(module).update(vars(original))
+        return module
+
+    with tuned(region_first_check=10_000):
+        run_both(make, [(X, number) for number in range(18)])
+    assert made[1].stats().regions > 5, made[1].explain()
+
+
 def test_what_is_patched_inside_of_the_step_counts_there():
     def make(decorate):
         keras.utils.set_random_seed(5)
