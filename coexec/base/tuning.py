@@ -54,7 +54,7 @@ class Tuning:
     tries_share: float = 0.02
     # Imperative calls whose times are kept, and followed calls between the first two of them, doubling each time: two
     # calls in a row may both hit a busy moment, and a path that seems slow would never be followed again. They are as
-    # many times further apart where following takes less than half of the time.
+    # many times further apart where following takes less than `promising_share` of the time.
     plain_calls_kept: int = 8
     plain_calls_apart: int = 2
     plain_calls_apart_fast: int = 6

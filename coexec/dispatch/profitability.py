@@ -162,10 +162,14 @@ class Profitability:
             return True
 
     def _is_fast(self, seconds: float, plain: float) -> bool:
-        """Returns whether a followed call, or those that meet nothing new, take less than half of an imperative one."""
-        if 2 * seconds <= plain:
-            return True
-        return bool(self._steady) and 2 * self.steps * statistics.median(self._steady) <= self._per_call
+        """Returns whether a followed call, or those that meet nothing new, take clearly less than an imperative one."""
+        return seconds <= tuning.promising_share * plain or self._is_steady_fast()
+
+    def _is_steady_fast(self) -> bool:
+        """Returns whether calls that meet nothing new take clearly less time than imperative ones."""
+        if not self._steady:
+            return False
+        return self.steps * statistics.median(self._steady) < tuning.promising_share * self._per_call
 
     def _promises(self) -> bool:
         """Returns whether calls that meet nothing new take clearly less time than imperative ones, or may do so soon.
@@ -174,9 +178,7 @@ class Profitability:
         """
         if not self._steady_since and self._recurring >= tuning.promising_recurrence:
             return True
-        if not self._steady:
-            return False
-        return self.steps * statistics.median(self._steady) < tuning.promising_share * self._per_call
+        return self._is_steady_fast()
 
     def affords(self) -> bool:
         """Returns whether following has saved enough to learn another size; False while nothing is timed."""
