@@ -19,6 +19,7 @@ import numpy as np
 from tracer.cursor import MAX_STEPS
 from tracer.derive import folded_variant, inferred_variant
 from tracer.graph import CONST, LIST, Node, Step, TraceGraph, Variant
+from tracer.inputs import shape_like
 from tracer.lazy import Output
 from tracer.op import Const, array_in, freeze
 from tracer.shape_rules import shape_of
@@ -61,13 +62,13 @@ class _Member:
 
     def __init__(self, last: Step, numbers: dict[int, Any]) -> None:
         self.last = last
-        self.numbers = numbers
+        self.numbers = {k: tensor for k, tensor in numbers.items() if not _is_data(tensor)}
         self.steps = last.chain()
         # The place of each feed among those that are no numbers: a constant may have become a feed between two calls.
         ranks, rank = [], 0
         for k in range(last.external):
             ranks.append(rank)
-            rank += k not in numbers
+            rank += k not in self.numbers
         self.ranks = ranks
 
     def outline(self) -> Any:
@@ -491,6 +492,11 @@ def _inputs_of(a: Step, b: Step) -> Iterator[tuple[tuple[int, ...], tuple[int, .
     for i, (its, _) in b.lists.items():
         mine, known = a.lists[i]
         yield mine, its, known
+
+
+def _is_data(tensor: Any) -> bool:
+    """Returns whether what was made from a Python value is neither a number nor a shape, but data in an array."""
+    return bool(tensor.shape.rank) and shape_like(tensor) is None
 
 
 def _plain(tensor: Any) -> Any:

@@ -137,6 +137,43 @@ def test_odd_sizes(name):
     compare(trained(BODIES[name]), sizes)
 
 
+def rows_of_arrays(body):
+    """Returns a maker of a step that is given arrays and keeps some, and differentiates as `trained` does."""
+
+    def make(decorate):
+        w = tf.Variable(np.linspace(-0.4, 0.5, 36, dtype=np.float32).reshape([6, 6]))
+        kept = [np.ones([4, 6], np.float32)]
+
+        @decorate
+        def step(x):
+            with tf.GradientTape() as tape:
+                found = body(x, w)
+                loss = tf.reduce_sum(tf.cast(found, tf.float32) ** 2) / 50.0 + tf.reduce_mean(tf.tanh(kept[-1] @ w))
+            for_w = tape.gradient(loss, w)
+            if for_w is not None:
+                w.assign_sub(0.001 * tf.clip_by_value(for_w, -1.0, 1.0))
+            kept.append(np.tanh(x) if len(x) else kept[0])
+            return found, found.shape, loss, for_w, float(loss)
+
+        return step
+
+    return make
+
+
+@pytest.mark.parametrize("sizes", ["new", "odd"])
+@pytest.mark.parametrize("name", BODIES)
+def test_arrays(name, sizes):
+    """The same, given NumPy arrays, which operations take as they are."""
+    calls = [(rows(n).numpy(),) for n in (SIZES if sizes == "new" else [*ODD, *SIZES[:8], *ODD])]
+    make = rows_of_arrays(BODIES[name])
+    decorated = make(coexec.function)
+    for n, (one, other) in enumerate(zip(outcomes(make(unchanged), calls), outcomes(decorated, calls), strict=True)):
+        assert_same(one, other, 1e-4, 1e-5, f"call {n}: ")
+    if sizes == "new":
+        assert is_dynamic(decorated) is (name not in EXACT)
+    check(decorated.trace_graph)
+
+
 def test_gradients_are_memoized():
     """Once the path is dynamic, calls at new sizes meet nothing new: one launch, and no Python of gradients."""
 
