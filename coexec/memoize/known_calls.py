@@ -16,8 +16,6 @@ from tracer.cursor import MAX_WAYS, Cursor
 from tracer.graph import Node, Step, TraceGraph
 from tracer.location import Frame
 
-MOST_INSIDE = 8  # frames between a library call and an operation by which it is known to have been made
-
 _Key = TypeVar("_Key")
 _Known = TypeVar("_Known")
 
@@ -62,7 +60,7 @@ class StackCounts:
         counts = self._cursor.counts()
         for key in itertools.islice(reversed(counts), len(counts) - self._entered):  # the latest ones
             inside, _ = key
-            for outwards in range(min(len(inside), MOST_INSIDE)):
+            for outwards in range(min(len(inside), tuning.max_frames_inside)):
                 self._first.setdefault(inside[outwards:], key)
         self._entered = len(counts)
         known = self._first.get(frames)

@@ -164,7 +164,7 @@ def test_graphs_of_a_family_are_few(most, tune):
 
 
 @pytest.mark.distrusting
-def test_each_size_is_compared_before_it_is_trusted(monkeypatch):
+def test_each_size_is_compared_before_it_is_trusted(monkeypatch, exact_sizes):
     """A graph that is wrong at some size is found out there, and not shared any more."""
     step = coexec.function(two_dimensions)
     for sizes in EQUAL[1:4]:
