@@ -33,7 +33,7 @@ from tracer.graph import (
     is_written,
 )
 from tracer.index import Index
-from tracer.inputs import NATURAL, Unsupported, has_tensors, python_spec, shape_like
+from tracer.inputs import NATURAL, Unsupported, has_tensors, overflows, python_spec, shape_like
 from tracer.intercept import make_constant, tape_is_empty
 from tracer.lazy import LazyTensor, Output
 from tracer.location import Location, call_stack, user_frames
@@ -222,7 +222,7 @@ class Cursor:
                 if value._out.const is None:
                     return False  # not computed yet, so not a feed: another wiring
                 real = value.resolve()
-        elif k == len(externals) and value is not None and not has_tensors(value):
+        elif k == len(externals) and value is not None and not has_tensors(value) and not overflows(value):
             spec = step.specs[k - step.parent.external]  # type: ignore[union-attr]
             try:
                 if NATURAL.get(type(value)) != spec.enum and not _is_given(value, spec, k, step, inputs):

@@ -93,7 +93,7 @@ def runs_user_code(frame: types.FrameType) -> bool:
 
 def is_programs(code: types.CodeType, namespace: dict[str, Any]) -> bool:
     """Returns the same as `runs_user_code`, for code with these globals."""
-    if not is_user(code, namespace) or (registered and _is_inside(str(namespace.get("__name__")))):
+    if not is_user(code, namespace) or (registered and is_registered(str(namespace.get("__name__")))):
         return False
     name = code.co_filename
     if name.startswith(_GENERATED):
@@ -110,10 +110,11 @@ def is_of_the_standard_library(frame: types.FrameType) -> bool:
 
 
 def _is_registered(frame: types.FrameType) -> bool:
-    return _is_inside(str(frame.f_globals.get("__name__")))
+    return is_registered(str(frame.f_globals.get("__name__")))
 
 
-def _is_inside(module: str) -> bool:
+def is_registered(module: str) -> bool:
+    """Returns whether the program has declared a module, or one around it, a library."""
     parts = module.split(".")
     return any(".".join(parts[:count]) in registered for count in range(1, len(parts) + 1))
 
@@ -122,7 +123,7 @@ def _namespaces() -> list[tuple[Any, dict[str, Any]]]:
     """Returns the registered modules, their classes and functions, each with its current attributes."""
     if not registered:
         return []
-    modules = [module for name, module in list(sys.modules.items()) if _is_inside(name)]
+    modules = [module for name, module in list(sys.modules.items()) if is_registered(name)]
     members = [
         value
         for module in modules

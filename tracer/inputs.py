@@ -34,6 +34,7 @@ SHAPE_OPS = frozenset({"Shape", "ShapeN", "Size", "Rank", "VariableShape"})
 
 # In bytes. Larger constants are always fed: comparing one would cost more than passing it.
 MAX_CONSTANT = 1024
+_LARGEST = float(np.finfo(np.float32).max)
 
 _make = constant_op.convert_to_eager_tensor  # the original function, past the hook, so that no handler sees it
 NATURAL = {  # dtypes of Python values; that of an `int` depends on its size
@@ -315,11 +316,16 @@ def array_of(value: Any) -> Any:
     return as_array(value.numpy() if isinstance(value, tf.Tensor) else value)
 
 
+def overflows(value: Any) -> bool:
+    """Returns whether this is a number beyond float32, for which TensorFlow raises unless it is told the dtype."""
+    return type(value) is float and _LARGEST < abs(value) < math.inf
+
+
 def small(value: Any) -> bool:
     """Returns whether a Python value is small enough to be a constant."""
     kind = type(value)
     if kind is int or kind is float:
-        return True
+        return kind is int or not overflows(value)
     if kind is bytes or kind is str:
         return len(value) <= MAX_CONSTANT
     if isinstance(value, np.ndarray):

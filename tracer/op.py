@@ -177,6 +177,7 @@ class Signature(NamedTuple):
 
     inputs: tuple[str, ...]  # argument names
     lists: tuple[bool, ...]  # which of them are lists
+    types: tuple[str, ...]  # the attribute that is the dtype of each, or ""
     output_lists: tuple[bool, ...]
     stateful: bool
     definition: Any
@@ -196,6 +197,7 @@ def signature_of(op: str) -> Signature | None:
     return Signature(
         inputs=tuple(a.name for a in definition.input_arg),
         lists=tuple(is_list(a) for a in definition.input_arg),
+        types=tuple(a.type_attr for a in definition.input_arg),
         output_lists=tuple(is_list(a) for a in definition.output_arg),
         # An op with a seed draws new numbers on each run, even if it is declared stateless.
         stateful=stateful or any(attr.name == "seed2" for attr in definition.attr),

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tracer.block import STRUCTURES
 from tracer.graph import CONST, LIST, Node, Step
-from tracer.inputs import DATA_SHAPED, Unsupported, part_of, python_spec, small
+from tracer.inputs import DATA_SHAPED, Unsupported, overflows, part_of, python_spec, small
 from tracer.intercept import as_constant, make_constant
 from tracer.lazy import LazyTensor
 from tracer.op import Const, Signature
@@ -34,6 +34,7 @@ class Wiring:
         self.specs: list[Spec] = []
         self.new: dict[int, tuple[int, Any]] = {}  # feeds it adds, by tensor id: number and tensor
         self.made: list[Any] = []  # those of them made from constants
+        self._dtypes: dict[str, int] = {}  # by the attribute that is the dtype of some inputs
 
     def build(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Computes the wiring, single inputs before lists, as the cursor matches them; returns the variant key."""
@@ -139,6 +140,7 @@ class Wiring:
         kind = type(value)
         if kind is LazyTensor:
             const, spec = value._out.const, value._out.spec
+            self._check_dtype(path, spec)
             if const is not None:
                 if value._out.node is None:
                     self.outside[path] = spec
@@ -153,6 +155,7 @@ class Wiring:
             return self._external(value.resolve(), spec, const is not None), spec, None
         if kind is EagerTensor:
             spec = spec_of(value)
+            self._check_dtype(path, spec)
             const = self.cursor.constant_of(value)
             if const is not None:
                 self.outside[path] = spec
@@ -163,6 +166,8 @@ class Wiring:
             return self._external(value, spec), spec, None
         if not self.args or self.signature is None:
             raise Unsupported("a Python value is passed to a function")
+        if overflows(value):
+            raise Unsupported("a number beyond float32")
         i = path[0] if isinstance(path, tuple) else path
         spec = python_spec(self.signature, i, self.args, value)
         self.outside[path] = spec
@@ -170,6 +175,13 @@ class Wiring:
             const = as_constant(value, spec)
             return CONST, part_of(const, spec, self.op), const
         return self._external(make_constant(value, spec.dtype), spec, True), spec, None
+
+    def _check_dtype(self, path: Any, spec: Spec) -> None:
+        """Raises `Unsupported` if another input has to be of the same dtype and is not: the operation fails, here."""
+        if self.signature is not None:
+            name = self.signature.types[path[0] if isinstance(path, tuple) else path]
+            if name and self._dtypes.setdefault(name, spec.enum) != spec.enum:
+                raise Unsupported("inputs of several dtypes")
 
     def _external(self, real: Any, spec: Spec, made: bool = False) -> int:
         """Returns the slot of a feed, adding a new one; `made`: converted from a constant."""

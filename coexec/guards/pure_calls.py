@@ -80,7 +80,9 @@ _PLAIN = frozenset({int, float, bool, complex, str, bytes, type(None)})
 def is_number(value: Any) -> bool:
     """Returns whether a value is immutable and compared by value."""
     kind = type(value)  # `isinstance` may run code of the value's class
-    return kind in _PLAIN or issubclass(kind, (np.generic, tf.DType, tf.TensorShape))
+    if issubclass(kind, np.generic):
+        return kind.__dictoffset__ == 0  # a class of the program's has attributes besides
+    return kind in _PLAIN or issubclass(kind, (tf.DType, tf.TensorShape))
 
 
 def plain_attribute(owner: Any, name: str) -> Any:

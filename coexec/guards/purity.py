@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 from coexec.guards.pure_calls import BUILTINS, is_computing
@@ -190,15 +190,21 @@ class PurityProof:
 
     effects: tuple[Any, ...] = ()  # what has changed: nothing, as the source shows
 
-    def end(self) -> tuple[StateGuards, list[Any], list[Any]]:
+    def end(self, ran: Container[int]) -> tuple[StateGuards, list[Any], list[Any]]:
         """Returns the guards of what the functions have read, and the variables and Keras objects among that.
+
+        Args:
+          ran: the ids of all code that ran.
 
         Raises:
           Refused: if something cannot be guarded.
         """
         try:
             self._look_at_all()
+            self.state_guards.refuse_code_of_libraries(ran)
             return self.state_guards, *self.state_guards.finish()
+        except Refused:
+            raise
         except Exception as error:  # as above
             raise Refused(f"{type(error).__name__} where its objects are looked at") from error
 

@@ -15,7 +15,7 @@ import logging
 import sys
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import keras
@@ -26,7 +26,7 @@ import wrapt
 from coexec.base.tuning import tuning
 from coexec.guards.codegen import CheckWriter
 from coexec.guards.pure_calls import is_number, plain_attribute
-from tracer.effects import is_programs
+from tracer.effects import is_programs, is_registered
 from tracer.errors import Refused
 from tracer.keras_packages import MODULES, classes
 from tracer.lazy import LazyTensor
@@ -167,6 +167,25 @@ class StateGuards:
                 for name in missing:
                     self._absence(place, value, name)
 
+    def refuse_code_of_libraries(self, ran: Container[int]) -> None:
+        """Raises `Refused` if a library's code ran on an object that was looked at: an operator of a `UserDict`.
+
+        What it has read there is not known, as only names in the program's code are looked up. `ran`: ids of code.
+        """
+        for _, value, _, _ in self._objects:
+            kind = type(value)
+            # Reads of Keras' objects are known otherwise; names and values of an enumeration stay.
+            if _is_keras(kind) or issubclass(kind, (type, enum.Enum, logging.Logger, *_DESCRIBED, *_VARIABLES)):
+                continue
+            for base in kind.__mro__[:-1]:
+                if base.__module__.startswith(("tensorflow.", *MODULES)) or is_registered(base.__module__):
+                    continue
+                for found in list(vars(base).values()):
+                    found = found.fget if isinstance(found, property) else getattr(found, "__func__", found)
+                    if type(found) is types.FunctionType and id(found.__code__) in ran:
+                        if not is_programs(found.__code__, found.__globals__):
+                            raise Refused(f"it runs code of {base.__module__} on a {kind.__qualname__}")
+
     def finish(self) -> tuple[list[Any], list[Any]]:
         """Generates the check; returns the variables and Keras objects among what was read."""
         self.tensors = {id(v) for v in self._kept if type(v) is EagerTensor}
@@ -229,7 +248,7 @@ class StateGuards:
         elif issubclass(kind, LazyTensor):
             raise Refused("it reads a tensor that calls leave somewhere")
         elif kind is EagerTensor or issubclass(kind, _VARIABLES):
-            self._is(place, value)
+            self._attributes_of(place, value)
         elif issubclass(kind, type):
             self._class(place, value)
         elif kind is types.FunctionType and value.__code__ is not _MANAGER:
@@ -256,7 +275,14 @@ class StateGuards:
             self.functions.setdefault(id(own.__code__), {})[id(own)] = own
         elif not self._allowed(function):
             raise Refused(f"it may call {function.__module__}.{function.__qualname__}")
-        self._is(place, function)
+        self._attributes_of(place, function)
+
+    def _attributes_of(self, place: str, value: Any) -> None:
+        """Guards the identity of a function, variable or tensor, and has what it has of attributes looked at."""
+        new = id(value) not in self._names
+        self._is(place, value)
+        if new:
+            self._objects.append((place, value, set(), set()))
 
     def _class(self, place: str, kind: type) -> None:
         if kind in _CLASSES or (kind.__module__ == "builtins" and issubclass(kind, BaseException)):
@@ -291,7 +317,7 @@ class StateGuards:
             ours = True
         else:  # a named tuple; others may define their own iteration
             ours = isinstance(value, tuple) and kind.__base__ is tuple and "__iter__" not in vars(kind)
-        if not ours:
+        if not ours or (isinstance(value, tuple) and hasattr(value, "__dict__")):
             raise Refused(f"it reads a {kind.__qualname__}")
         known = self._names.get(id(value))
         if known is not None:
@@ -347,6 +373,11 @@ class StateGuards:
             self._silence(place, value, name)
             return
         kind = type(value)
+        if kind in _DESCRIBED or issubclass(kind, _VARIABLES):
+            self._described(place, value, name)
+            return
+        if isinstance(value, enum.Enum) and name in ("name", "value"):
+            name = f"_{name}_"
         found = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), _MISSING)
         if found is not _MISSING:
             self._class_attribute(kind, name)
@@ -358,6 +389,15 @@ class StateGuards:
                 self._check(self._writer.let(f"{place}.__dict__.get({name!r}, M)"), held[name])
             elif found is not _MISSING:
                 self._line(f"{name!r} not in {place}.__dict__")
+
+    def _described(self, place: str, value: Any, name: str) -> None:
+        """Guards an attribute that the program has set on a function, variable or tensor, or one that describes it."""
+        if name in vars(value):
+            self._check(self._writer.let(f"{place}.__dict__.get({name!r}, M)"), vars(value)[name])
+        elif name in _DESCRIBING and hasattr(value, name):
+            self._check(self._writer.let(f"{place}.{name}"), getattr(value, name))
+        elif not hasattr(type(value), name):
+            self._line(f"{name!r} not in {place}.__dict__")
 
     def _silence(self, place: str, logger: logging.Logger, name: str) -> None:
         """Guards that this method of a logger does nothing at its level, or a plain attribute of it."""
@@ -375,6 +415,10 @@ class StateGuards:
 
     def _absence(self, place: str, value: Any, name: str) -> None:
         """Guards that neither an object nor its class have an attribute, if so."""
+        kind = type(value)
+        if kind in _DESCRIBED or issubclass(kind, _VARIABLES):
+            self._described(place, value, name)
+            return
         if isinstance(value, (type, logging.Logger)) or name in getattr(value, "__dict__", {}):
             return
         self._class_attribute(type(value), name)
@@ -383,9 +427,12 @@ class StateGuards:
 
     def _class_attribute(self, kind: type, name: str) -> None:
         """Guards a name in a class and its bases, except libraries': in all of them, as `super()` may read any."""
-        if isinstance(kind, enum.EnumMeta) and (name in kind.__members__ or name in ("name", "value")):
-            return  # members are immutable
         place, _, seen = self._classes[id(kind)]
+        if isinstance(kind, enum.EnumMeta) and (name in kind.__members__ or name in ("name", "value")):
+            if name in kind.__members__ and name not in seen and _is_plain(kind):  # nobody replaces it
+                seen.add(name)
+                self._check(self._writer.let(f"{place}._member_map_[{name!r}]"), kind.__members__[name])
+            return
         if name in seen:
             return
         seen.add(name)
@@ -413,6 +460,12 @@ _MANAGER = contextlib.contextmanager(lambda: None).__code__  # type: ignore[arg-
 # Logger methods that do nothing below a level; `log` takes its level as an argument.
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "exception": 40, "critical": 50, "log": 50}
 _ASKING = (("getattr",), ("hasattr",))
+_DESCRIBED = (types.FunctionType, EagerTensor)
+# What can be changed of these past their `__dict__`: of functions, and of variables.
+_DESCRIBING = frozenset({
+    "__name__", "__qualname__", "__doc__", "__module__", "__annotations__",
+    "trainable", "name", "regularizer", "constraint", "synchronization", "aggregation", "overwrite_with_gradient",
+})  # fmt: skip
 _VARIABLES = (keras.Variable, tf.Variable)
 _NAMES = frozenset({str, bytes, int, bool, type(None)})  # keys that are the same if equal and of one type
 _KNOWN = (list, tuple, dict, type, EagerTensor, LazyTensor, tf.DType, tf.TensorShape, np.generic, *_VARIABLES)

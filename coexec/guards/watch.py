@@ -16,7 +16,7 @@ import sys
 import time
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 from coexec.guards.flat_guards import FlatGuards
@@ -110,8 +110,8 @@ class Watch:
         if self._running:
             sys.settrace(self._event)
 
-    def end(self) -> tuple[FlatGuards, list[Any], list[Any]]:
-        """Returns the guards of what was read, no variables, and the Keras objects among that.
+    def end(self, ran: Container[int]) -> tuple[FlatGuards, list[Any], list[Any]]:
+        """Returns the guards of what was read, whatever code ran, no variables, and the Keras objects among that.
 
         Raises:
           Refused: if it changes earlier state in a way that cannot be repeated, or reads what cannot be guarded.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NoReturn
 
 from coexec.base.tuning import tuning
@@ -226,7 +226,7 @@ class Observation:
                 if _holds_any(result, effects.contents):
                     raise CannotMemoize("its result holds a container that an object holds, too")
                 if proof is not None:
-                    self._rest_on(proof, held, given, result)
+                    self._rest_on(proof, held, given, result, effects.ran)
                     own = effects.held | proof.state_guards.tensors
                 if not self._gradient:
                     if any(id(v) in own for v in arguments.tensors):  # ambiguous which of the two an operation takes
@@ -264,14 +264,16 @@ class Observation:
         """Stops observing, so that library calls inside this one can be skipped and observed themselves."""
         self._run.observed()
 
-    def _rest_on(self, proof: PurityProof | Watch, held: bool, given: Contents, result: Any) -> None:
+    def _rest_on(
+        self, proof: PurityProof | Watch, held: bool, given: Contents, result: Any, ran: Container[int]
+    ) -> None:
         """Stores the guards of what the program's code has read, which must hold before and after this run.
 
-        `held`: whether the guards of the previous run held when this one began. Raises `CannotMemoize` if the call
-        changes what it reads, or shares containers.
+        `held`: whether the guards of the previous run held when this one began; `ran`: ids of all code that ran.
+        Raises `CannotMemoize` if the call changes what it reads, or shares containers.
         """
         region = self._region
-        state_guards, variables, objects = proof.end() if proof.is_needed else (None, [], [])
+        state_guards, variables, objects = proof.end(ran) if proof.is_needed else (None, [], [])
         if state_guards is not None:
             if containers_in(self._given) != given:
                 raise CannotMemoize("it changes a container that it was given")

@@ -666,3 +666,47 @@ def test_an_error_that_c_code_sets_before_it_calls_python():
 
     assert run_both(make, [(X,)] * 8).stats().followed == 7
     assert sys.getprofile() is None
+
+
+MIXED = {
+    "multiply": lambda n: tf.multiply(tf.constant(2.0), tf.constant(n)),
+    "polyval": lambda n: tf.math.polyval([1.0, 2.0], n),
+    "concat": lambda n: tf.concat([tf.ones(1), tf.ones(1, type(n))], 0),
+    "add_n": lambda n: tf.add_n([tf.ones(2), tf.ones(2, type(n))]),
+}
+
+
+@pytest.mark.parametrize("numbers", [[0.0, 0], [0.0, 0.0, 0, 0], [1.0, 1.0, 1.0, 1.0, 1, 1, 1.0]], ids=str)
+@pytest.mark.parametrize("name", MIXED)
+def test_dtypes_that_do_not_fit_fail_at_their_place(name, numbers):
+    """A `try` around the operation catches it, also where its inputs are constants that changed their dtype."""
+
+    def make(decorate):
+        @decorate
+        def step(number):
+            try:
+                return MIXED[name](number) * 1.0
+            except (tf.errors.InvalidArgumentError, ValueError) as error:
+                return type(error).__name__
+
+        return step
+
+    run_both(make, [(number,) for number in numbers])
+
+
+LARGE = {
+    "fill": lambda n: tf.fill([2], n),
+    "sin": lambda n: tf.sin(n),
+    "converted": lambda n: tf.convert_to_tensor(n) * 2.0,
+    "of a dtype": lambda n: tf.constant(n, tf.float32) * 2.0,
+    "with a tensor": lambda n: tf.ones(2) * n,
+    "of float64": lambda n: tf.ones(2, tf.float64) * n,
+    "broadcast": lambda n: tf.broadcast_to(n, [2, 3]),
+}
+
+
+@pytest.mark.parametrize("numbers", [[1.0, 1e39], [1.0, 2.0, 1e39, 3.0, -1e39], [1.0] * 5 + [1e39]], ids=str)
+@pytest.mark.parametrize("name", LARGE)
+def test_numbers_beyond_float32(name, numbers):
+    """TensorFlow refuses them where nothing says which dtype is meant, and takes them for infinite elsewhere."""
+    run_both(lambda decorate: decorate(lambda n: LARGE[name](n)), [(number,) for number in numbers])

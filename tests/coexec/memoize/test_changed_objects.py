@@ -1,5 +1,9 @@
 """Whatever is changed in what a memoized call has read, and by whatever means, the next call notices it."""
 
+import collections
+import configparser
+import enum
+import os
 import types
 from unittest import mock
 
@@ -11,6 +15,7 @@ from keras.src.activations import activations
 from keras.src.backend.tensorflow import nn
 
 import coexec
+from coexec import testing
 from coexec.base.tuning import tuned
 from tests.coexec import run_both
 
@@ -225,6 +230,124 @@ def test_all_that_functions_ask_of_the_same_module(name, module, monkeypatch):
     with tuned(region_first_check=10_000):
         run_both(make, [(X, number) for number in range(18)])
     assert made[1].stats().regions > 5, made[1].explain()
+
+
+class Kind(enum.Enum):
+    FIRST = 2.0
+
+
+class Own(collections.UserDict):
+    """A class of the program's, whose operators a library has written."""
+
+
+class Pair(tuple):
+    """A tuple with attributes."""
+
+
+class Number(np.float64):
+    """A number with attributes."""
+
+
+def asked():
+    """A function with attributes."""
+
+
+def with_factor(value):
+    value.factor = 2.0
+    return value
+
+
+def set_factor(held):
+    held.factor = 9.0
+
+
+def named(name):
+    asked.__name__ = name
+    return asked
+
+
+def valued(value):
+    Kind.FIRST._value_ = value
+    return Kind
+
+
+def environment():
+    os.environ["COEXEC_TEST"] = "2"
+    return os.environ
+
+
+def parser():
+    found = configparser.ConfigParser()
+    found["a"] = {"factor": "2"}
+    return found
+
+
+# How a layer's code reads what it has.
+READS = {
+    "x": lambda held: held["x"],
+    "first": lambda held: held[0],
+    "configured": lambda held: float(held["a"]["factor"]),
+    "environment": lambda held: float(held["COEXEC_TEST"]),
+    "factor": lambda held: held.factor,
+    "optional": lambda held: getattr(held, "factor", 1.0),
+    "name": lambda held: float(len(held.__name__)),
+    "value": lambda held: held.FIRST.value,
+    "member's": lambda held: held.FIRST.factor,
+    "trained": lambda held: 2.0 if held.trainable else 9.0,
+}
+
+# What it has, how it reads that, how the program changes it later; whether such a layer is memoized.
+HELD = {
+    "a UserDict": (lambda: Own(x=2.0), "x", lambda held: held.update(x=9.0), False),
+    "a UserList": (lambda: collections.UserList([2.0]), "first", lambda held: held.insert(0, 9.0), False),
+    "a chain of dicts": (lambda: collections.ChainMap({}, {"x": 2.0}), "x", lambda held: held.update(x=9.0), False),
+    "a configuration": (parser, "configured", lambda held: held["a"].update(factor="9"), False),
+    "the environment": (environment, "environment", lambda held: held.update(COEXEC_TEST="9"), False),
+    "a function's attribute": (lambda: with_factor(asked), "factor", set_factor, True),
+    "a function's optional attribute": (lambda: with_factor(asked), "optional", lambda held: vars(held).clear(), True),
+    "a function's later attribute": (lambda: vars(asked).clear() or asked, "optional", set_factor, True),
+    "a function's name": (lambda: named("asked"), "name", lambda held: named("another"), True),
+    "a member's value": (lambda: valued(2.0), "value", lambda held: valued(9.0), True),
+    "a member's attribute": (lambda: with_factor(Kind.FIRST) and Kind, "member's", lambda held: set_factor(held.FIRST),
+                             True),
+    "a tuple's attribute": (lambda: with_factor(Pair((1, 2))), "factor", set_factor, False),
+    "a number's attribute": (lambda: with_factor(Number(3.0)), "factor", set_factor, False),
+    "a variable's attribute": (lambda: with_factor(tf.Variable(1.0)), "factor", set_factor, True),
+    "a variable of Keras' attribute": (lambda: with_factor(keras.Variable(1.0)), "factor", set_factor, True),
+    "whether a variable of Keras is trained": (lambda: keras.Variable(1.0), "trained", lambda held: put(
+        held, "trainable", False), True),
+    "a variable's private attribute": (lambda: tf.Variable(1.0), "trained", lambda held: put(
+        held, "_trainable", False), True),
+    "a tensor's attribute": (lambda: with_factor(tf.constant(1.0)), "factor", set_factor, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_what_a_layers_code_looks_at(name):
+    """Whatever it is: where it cannot be guarded, the layer's Python runs."""
+    hold, read, change, memoized = HELD[name]
+    read, made = READS[read], []
+
+    def make(decorate):
+        held = hold()
+
+        class Looking(keras.layers.Layer):
+            def call(self, x):
+                return (x + 1.0) * read(held) - x
+
+        layer = Looking()
+        made.append(decorate(lambda x: layer(x) * 2.0))
+
+        def changing(x, number):
+            if number == 12:
+                change(held)
+            return made[-1](x)
+
+        return changing
+
+    with tuned(region_first_check=10_000), testing.always_follow():
+        run_both(make, [(X, number) for number in range(18)])
+    assert (made[1].stats().regions > 6) is memoized, made[1].explain()
 
 
 def test_what_is_patched_inside_of_the_step_counts_there():
