@@ -177,8 +177,11 @@ class Wiring:
         return self._external(make_constant(value, spec.dtype), spec, True), spec, None
 
     def _check_dtype(self, path: Any, spec: Spec) -> None:
-        """Raises `Unsupported` if another input has to be of the same dtype and is not: the operation fails, here."""
-        if self.signature is not None:
+        """Raises `Unsupported` if another input has to be of the same dtype and is not: the operation fails, here.
+
+        Not for one issued by name, whose inputs are given without their lists.
+        """
+        if self.signature is not None and self.args and self.op not in STRUCTURES:
             name = self.signature.types[path[0] if isinstance(path, tuple) else path]
             if name and self._dtypes.setdefault(name, spec.enum) != spec.enum:
                 raise Unsupported("inputs of several dtypes")

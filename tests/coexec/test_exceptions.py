@@ -694,6 +694,24 @@ def test_dtypes_that_do_not_fit_fail_at_their_place(name, numbers):
     run_both(make, [(number,) for number in numbers])
 
 
+def test_gradients_of_rows_and_of_the_whole_are_added():
+    """By an operation that is issued by name, with more inputs than its definition has arguments."""
+
+    def make(decorate):
+        table = tf.Variable(tf.reshape(tf.range(24.0), [8, 3]))
+
+        @decorate
+        def step(rows):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.gather(table, rows) ** 2) + tf.reduce_sum(table @ tf.ones([3, 1]))
+            return loss, tf.convert_to_tensor(tape.gradient(loss, table))
+
+        return step
+
+    step = run_both(make, [([n % 8, 2, 3],) for n in range(8)])
+    assert step.stats().followed == 7
+
+
 LARGE = {
     "fill": lambda n: tf.fill([2], n),
     "sin": lambda n: tf.sin(n),
