@@ -258,8 +258,7 @@ class CallSites:
 
     def _run_untimed(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Makes the call; releases the records of a tape that is used up by it."""
-        helper = helper_of(function)
-        if helper is not None:
+        if (helper := helper_of(function)) is not None:
             helper.misses += 1
         if function is not gradient or args[0]._tape is None:
             return call(function, args, kwargs)
@@ -269,7 +268,11 @@ class CallSites:
         try:
             result = call(function, args, kwargs)
         finally:
-            self.run.cut_where_ways_meet(True)
+            try:
+                self.run.cut_where_ways_meet(True)
+            except Exception as error:  # the gradient has been asked for, and cannot be again
+                if not self.run.fault(error):
+                    raise
         try:
             if args[0]._tape is None and number >= 0 and self.run.recorder is None:
                 tapes.finished(number)
