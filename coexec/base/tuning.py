@@ -214,9 +214,10 @@ class Tuning:
     # the steps of `make bench`, an MLP's (2 KiB) took 0.86 of the time, a DQN's (2) 0.81, an LSTM's (9) 0.87, and a
     # GPT's (109) 1.16.
     fine_grain: int = 1 << 14
-    # Launches of such a graph by name, before it is called inline, which saves 30 us a launch, and takes 6 to 12 ms to
-    # prepare for 170 nodes. So the third call of a step took 137 ms and not 149 (WGAN-GP), or 43 and not 51 (a
-    # recommender); medians of two runs each, in turns.
+    # Launches of such a graph by name, before it is called inline, which saves 30 us a launch but takes half as long
+    # again to prepare. The third call of `module_with_own_adam` took 36 ms of CPU time and not 43, of
+    # `recommenders_two_towers` 46 and not 55, of `wgan_gp` 174 and not 191: medians of five runs each, in turns, of
+    # `python -m examples.ecosystem --program=NAME --calls=6 --clock=cpu --json=FILE`.
     launches_by_name: int = 200
     max_families: int = 64  # shape-polymorphic forms per function
     max_family_graphs: int = 6  # graphs per form, each with more lifted constants

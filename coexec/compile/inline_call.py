@@ -3,9 +3,9 @@
 A function launched by name runs on a thread of TensorFlow's pool while the caller waits. An operation runs on the
 calling thread, even one that calls a function: TensorFlow wraps it in a function of its own, inlines the callee, and
 may run that synchronously. 100 small operations took 35 us this way, and 66 by name (two cores); the steps of
-`make bench` 85 and 117 (MLP), 131 and 169 (DQN). Preparing one takes half as long again as preparing the function
-(8.3 and 5.5 ms of processor time for 171 nodes), and 5 ms more for the first of a process: so a function is called
-inline once it has been launched by name for a while.
+`make bench` 85 and 117 (MLP), 131 and 169 (DQN). Preparing such a call takes half as long again as preparing the
+function, 8.3 and 5.5 ms of CPU time for the 171 nodes of `module_with_own_adam` (examples/ecosystem, ten copies under
+new names each). So a function is launched by name for a while (`tuning.launches_by_name`).
 
 But TensorFlow caches such a call under the wrapper's name, which depends only on the numbers of inputs and outputs, and
 keeps it when the function is removed. Removing the wrapper evicts all calls under it. The process crashes if another

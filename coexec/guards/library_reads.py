@@ -38,16 +38,16 @@ from tracer.private import EagerTensor, keras_tracking
 _SCALARS = (int, float, complex, bool, str, bytes, type(None))
 _NEVER = object()  # stands for what cannot be compared later: equal to nothing
 
-# The ids of types whose instances refer to nothing that could refer back to them.
-_ENDS = frozenset(map(id, (
+# Types whose instances refer to nothing that could refer back to them.
+_ENDS = (
     *_SCALARS, type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, np.generic, EagerTensor, tf.DType,
     tf.TensorShape,
-)))  # fmt: skip
+)  # fmt: skip
 
-_HOLD_NOTHING = _ENDS | {id(np.ndarray)}
+_HOLD_NOTHING = (*_ENDS, np.ndarray)
 
 # Types that are not traversed, as are Keras' trackers of attributes and the tensors of a functional model's graph.
-_ALONE = _ENDS | {id(types.FunctionType)}
+_ALONE = (*_ENDS, types.FunctionType)
 _VARIABLES = (tf.Variable, keras.Variable)
 # What is traversed of a variable: what it wraps, and what optimizers and layers call. Only operations read its value.
 _OF_VARIABLES = ("_constraint", "_regularizer", "_value", "_variable")
@@ -237,9 +237,7 @@ class LibraryReads:
             elif issubclass(kind, threading.local) and vars(holder).keys() == {LOSSES}:
                 self._add("losses", vars(holder))
                 continue
-            if _is_one_of(kind, _ALONE) or issubclass(kind, classes.symbolic):
-                continue
-            if kind.__module__ != keras_tracking.__name__:
+            if not issubclass(kind, (*_ALONE, *classes.symbolic)) and kind.__module__ != keras_tracking.__name__:
                 self._instance(holder, ahead)
 
     def _own(self, holder: Any) -> None:
@@ -290,24 +288,26 @@ class _Modules:
 
     def __init__(self) -> None:
         self._read: dict[tuple[int, int], tuple[types.CodeType, tuple[tuple[dict[str, Any], frozenset[str]], ...]]] = {}
-        self._known: dict[int, tuple[dict[str, Any], dict[str, dict[str, Any]], frozenset[str]]] = {}
-        self._versions: dict[int, int] = {}  # of these globals, by their ids
+        # By the id of globals: these, their version, the globals of the modules among them, and all names.
+        self._known: dict[int, tuple[dict[str, Any], int, dict[str, dict[str, Any]], frozenset[str]]] = {}
 
     def refresh(self) -> None:
         """Forgets what was computed if that may be different now, or is too much."""
-        for space, modules, names in list(self._known.values()):
-            if _version_of(space) != self._versions[id(space)]:
-                del self._known[id(space)]
-                found = self._among(space)
-                if names != space.keys() or any(found.get(name) is not module for name, module in modules.items()):
-                    self._read.clear()
-        if len(self._read) > tuning.max_known_codes:
-            self.__init__()  # type: ignore[misc]
+        if max(len(self._read), len(self._known)) > tuning.max_known_codes:
+            self._read, self._known = {}, {}
+        for space, version, modules, names in list(self._known.values()):
+            if _version_of(space) == version:
+                continue
+            self._known.pop(id(space), None)
+            found = self._among(space)
+            same_modules = found.keys() == modules.keys() and all(found[name] is modules[name] for name in found)
+            if names != space.keys() or not same_modules:
+                self._read = {}
 
     def read_by(self, code: types.CodeType, space: dict[str, Any]) -> Iterable[tuple[dict[str, Any], frozenset[str]]]:
         """Returns the globals that code may read, with the names: its own, and those of modules that it reaches.
 
-        None for code of modules that are not checked, so that it matters little what these import.
+        Nothing for code of modules that are not checked themselves.
         """
         known = self._read.get((id(code), id(space)))
         if known is None:
@@ -333,11 +333,11 @@ class _Modules:
         """Returns the globals of the modules among some globals, by name."""
         known = self._known.get(id(space))
         if known is None:
-            self._versions[id(space)] = _version_of(space)  # read first, so that later writes are noticed
+            version = _version_of(space)  # read first, so that later writes are noticed
             # By type, as reading `__class__` would import a lazy module.
             found = {name: vars(v) for name, v in list(space.items()) if issubclass(type(v), types.ModuleType)}
-            known = self._known[id(space)] = space, found, frozenset(space)
-        return known[1]
+            known = self._known[id(space)] = space, version, found, frozenset(space)
+        return known[2]
 
 
 def _version_of(space: dict[str, Any]) -> int:
@@ -386,7 +386,7 @@ def _leading_to(anchors: set[int], contents: Contents) -> set[int]:
                 continue
             if id(value) in contents:
                 holders.setdefault(id(value), []).append(key)
-            elif not _is_one_of(type(value), _HOLD_NOTHING) and not _is_open(value):
+            elif not issubclass(type(value), _HOLD_NOTHING) and not _is_open(value):
                 found.add(key)
     ahead = deque(found)
     while ahead:
@@ -395,14 +395,6 @@ def _leading_to(anchors: set[int], contents: Contents) -> set[int]:
                 found.add(holder)
                 ahead.append(holder)
     return found
-
-
-def _is_one_of(kind: type, kinds: frozenset[int]) -> bool:
-    """Returns whether a class is, or is derived from, one of those with these ids.
-
-    `issubclass` takes some 2 us for TensorFlow's abstract classes, which was a tenth of a call that is observed.
-    """
-    return not kinds.isdisjoint(map(id, kind.__mro__))
 
 
 def _is_open(value: Any) -> bool:
@@ -484,7 +476,7 @@ def _form(value: Any, kept: Any) -> tuple[str, Any]:
         return "reference", weakref.ref(value)
     except TypeError:
         pass
-    if kept is _ALL or _is_one_of(type(value), _ENDS):
+    if kept is _ALL or issubclass(type(value), _ENDS):
         return "itself", value
     if id(value) in kept:
         return "id", id(value)

@@ -174,7 +174,7 @@ class StateGuards:
         """
         for _, value, _, _ in self._objects:
             kind = type(value)
-            # Reads of Keras' objects are known otherwise; names and values of an enumeration stay.
+            # Reads of Keras' objects are known otherwise, and what members of an enumeration hold is guarded.
             if _is_keras(kind) or issubclass(kind, (type, enum.Enum, logging.Logger, *_DESCRIBED, *_VARIABLES)):
                 continue
             for base in kind.__mro__[:-1]:
@@ -279,9 +279,8 @@ class StateGuards:
 
     def _attributes_of(self, place: str, value: Any) -> None:
         """Guards the identity of a function, variable or tensor, and has what it has of attributes looked at."""
-        new = id(value) not in self._names
-        self._is(place, value)
-        if new:
+        if not self._is(place, value):
+            self._looked.add(id(value))
             self._objects.append((place, value, set(), set()))
 
     def _class(self, place: str, kind: type) -> None:
@@ -429,7 +428,7 @@ class StateGuards:
         """Guards a name in a class and its bases, except libraries': in all of them, as `super()` may read any."""
         place, _, seen = self._classes[id(kind)]
         if isinstance(kind, enum.EnumMeta) and (name in kind.__members__ or name in ("name", "value")):
-            if name in kind.__members__ and name not in seen and _is_plain(kind):  # nobody replaces it
+            if name in kind.__members__ and name not in seen and _is_plain(kind):  # its own attributes may change
                 seen.add(name)
                 self._check(self._writer.let(f"{place}._member_map_[{name!r}]"), kind.__members__[name])
             return

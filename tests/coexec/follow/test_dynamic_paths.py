@@ -171,6 +171,7 @@ def test_arrays(name, sizes):
         assert_same(one, other, 1e-4, 1e-5, f"call {n}: ")
     if sizes == "new":
         assert is_dynamic(decorated) is (name not in EXACT)
+        assert decorated.stats().followed > len(calls) // 2
     check(decorated.trace_graph)
 
 

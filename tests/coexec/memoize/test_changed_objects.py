@@ -323,8 +323,9 @@ HELD = {
 
 
 @pytest.mark.parametrize("name", HELD)
-def test_what_a_layers_code_looks_at(name):
+def test_what_a_layers_code_looks_at(name, monkeypatch):
     """Whatever it is: where it cannot be guarded, the layer's Python runs."""
+    monkeypatch.setenv("COEXEC_TEST", "2")  # the environment is as before afterwards
     hold, read, change, memoized = HELD[name]
     read, made = READS[read], []
 
@@ -348,6 +349,31 @@ def test_what_a_layers_code_looks_at(name):
     with tuned(region_first_check=10_000), testing.always_follow():
         run_both(make, [(X, number) for number in range(18)])
     assert (made[1].stats().regions > 6) is memoized, made[1].explain()
+
+
+@coexec.pure
+def counted(x):
+    """A function that has an attribute, which it asks itself for."""
+    return tf.tanh(x) * counted.factor + x
+
+
+def test_a_function_that_asks_itself():
+    made = []
+
+    def make(decorate):
+        counted.factor = 2.0
+        made.append(decorate(lambda x: counted(x) * 2.0))
+
+        def changing(x, number):
+            if number == 12:
+                counted.factor = 9.0
+            return made[-1](x)
+
+        return changing
+
+    with tuned(region_first_check=10_000), testing.always_follow():
+        run_both(make, [(X, number) for number in range(18)])
+    assert made[1].stats().regions > 6, made[1].explain()
 
 
 def test_what_is_patched_inside_of_the_step_counts_there():
