@@ -293,7 +293,7 @@ class Effects:
                 return
         for holder, names, values in before.values():
             names_now, values_now = _held_by(holder) or (None, ())
-            if len(values) != len(values_now) or not all(map(operator.is_, values, values_now)) or names != names_now:
+            if not _same_contents(names, values, names_now, values_now):
                 self.reason = f"it changes {_describe(holder, names, values, names_now, values_now)}"
                 return
         self.contents = before
@@ -320,6 +320,18 @@ class _Averted:
             if self._effects._proof is not None:
                 self._effects._proof.resume()
             sys.setprofile(self._effects._profile)  # last: what comes after it is seen
+
+
+def _same_contents(names: Any, values: Any, names_now: Any, values_now: Any) -> bool:
+    """Returns whether an object holds what it held; attributes may have been deleted and set again."""
+    if len(values) != len(values_now):
+        return False
+    if names == names_now:
+        return all(map(operator.is_, values, values_now))
+    if names is None or names_now is None or frozenset(names) != frozenset(names_now):
+        return False
+    now = dict(zip(names_now, values_now, strict=True))
+    return all(now[name] is value for name, value in zip(names, values, strict=True))
 
 
 def _describe(holder: Any, names: Any, values: Any, names_now: Any, values_now: Any) -> str:
