@@ -125,7 +125,8 @@ def inferred_variant(node: Node, parts: tuple[Any, ...]) -> Variant | None:
     template = template_of(node, len(specs))
     if template == ():
         return None
-    return Variant(parts, tuple(Output(s, v, node) for s, v in zip(specs, values, strict=True)), template)
+    outputs = tuple(Output(s, v, node) for s, v in zip(specs, values, strict=True))
+    return Variant(parts, outputs, template, ran=False)
 
 
 def _with_reserved(node: Node, specs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -56,10 +56,10 @@ DECIDES_AT_LENGTH = "its value decides shapes, and is too large to be kept"
 class Variant:
     """The outputs of a node for one key (a spec or constant per input), and the structure of its result."""
 
-    __slots__ = ("folded", "key", "open", "outputs", "template")
+    __slots__ = ("folded", "key", "open", "outputs", "ran", "template")
 
     def __init__(
-        self, key: tuple[Any, ...], outputs: tuple[Output, ...], template: Any, is_open: bool = False
+        self, key: tuple[Any, ...], outputs: tuple[Output, ...], template: Any, is_open: bool = False, ran: bool = True
     ) -> None:
         self.key = key
         self.outputs = outputs
@@ -68,6 +68,7 @@ class Variant:
         # Whether all outputs are known without running the operation. (Asked some ten times for each step compiled.)
         self.folded = bool(outputs) and all(o.const is not None for o in outputs)
         self.open = is_open  # whether sizes of inputs or outputs depend on values (`open_sizes`)
+        self.ran = ran  # whether the operation is known to have succeeded on such inputs, or was only inferred
 
 
 def has_open(parts: tuple[Any, ...]) -> bool:
@@ -78,6 +79,18 @@ def has_open(parts: tuple[Any, ...]) -> bool:
 def name_by_default(entry: str) -> str | None:
     """Returns the name with which the error of an operation ends that was given none (`slow_path`)."""
     return "" if entry == "fast" else None
+
+
+def _dtypes_of(parts: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns the dtypes of an operation's inputs; of a constant, its class and NumPy's dtype."""
+    return tuple(
+        [
+            _dtypes_of(part) if part.__class__ is tuple
+            else part.enum if isinstance(part, Spec)
+            else (type(value := getattr(part, "value", part)), getattr(value, "dtype", None))
+            for part in parts
+        ]
+    )  # fmt: skip
 
 
 _NONE: frozenset[Any] = frozenset()
@@ -138,6 +151,11 @@ class Node:
         if key not in self.returned:
             self.returned[key] = Output(intern_spec(as_dtype(value.dtype).as_datatype_enum, value.shape), key[1], self)
         return self.returned[key]
+
+    def has_run(self, variant: Variant) -> bool:
+        """Returns whether the operation is known to have succeeded on inputs of these dtypes."""
+        wanted = _dtypes_of(variant.key)
+        return any(known.ran and _dtypes_of(known.key) == wanted for known in list(self.variants.values()))
 
     def start_after(self) -> Step:
         """Returns the root of the steps after a cut at this node; all iterations share it."""
@@ -409,7 +427,7 @@ class TraceGraph:
         node.fed, node.shaping, node.specific = known.fed, known.shaping, known.specific
         for key, variant in known.variants.items():
             outputs = tuple([Output(o.spec, o.const, node) for o in variant.outputs])
-            node.variants[key] = Variant(key, outputs, variant.template)
+            node.variants[key] = Variant(key, outputs, variant.template, ran=variant.ran)
         return node
 
     def calling(self, node: Node, callee: Callee, attrs: tuple[Any, ...], inputs: int) -> Node | None:

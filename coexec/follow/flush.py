@@ -17,7 +17,7 @@ from coexec.follow.call_state import CallState, Event, Phase, after
 from coexec.follow.liveness import Reference, let_go, present, telling
 from coexec.launch.keras_error_context import take_note
 from coexec.launch.segment import PendingSegment
-from coexec.lowering.op_failures import can_fail, needs_check
+from coexec.lowering.op_failures import can_fail, is_unproven, needs_check
 from tracer import intercept
 from tracer.cursor import FORCED, Mismatch
 from tracer.faults import absorbs, is_fault
@@ -40,15 +40,18 @@ def settle_risk(run: CallState, step: Step) -> bool:
     if step.pause:
         return not inside
     assert step.node is not None
-    guarded = step.node.guarded
+    guarded, unproven = step.node.guarded, False
     if step.risky is None:
-        step.risky = guarded != FREE and can_fail(step)
-        step.settle_plain()
-    if not step.risky:
+        risky = guarded != FREE and can_fail(step)
+        unproven = guarded != FREE and not risky and is_unproven(step)
+        if not unproven:  # until it has run
+            step.risky = risky
+            step.settle_plain()
+    if not (step.risky or unproven):
         return False
     if guarded == PASSED:
         guarded = fate()
-    if guarded != NAMED or not (inside or needs_check(step) or step.node.callee is not None):
+    if guarded != NAMED or not (inside or unproven or needs_check(step) or step.node.callee is not None):
         return guarded != FREE
     # Only Keras could catch it, to name the layer: never worth a cut in a library call that runs no user code.
     return not (take_note(run.notes, step) or inside)
@@ -62,7 +65,9 @@ def may_fail(last: Step | None) -> bool:
         last = last.parent
     found = last is not None and bool(last.fallible)
     for step in reversed(unknown):
-        found = step.fallible = found or (step.op is not None and not step.host and can_fail(step))
+        found = step.fallible = found or (
+            step.op is not None and not step.host and (can_fail(step) or is_unproven(step))
+        )
     return found
 
 
@@ -311,7 +316,8 @@ def _fail(run: CallState, error: BaseException, pending: PendingSegment, awaited
     last, run.error = pending.last, error
     # Unrelated code may swallow it where it is raised (a `try` entered later, another thread): then the next operations
     # and the end of the call raise it again.
-    expected = pending.at is last is awaited and last.risky and isinstance(error, Exception)
+    risky = last.risky or (last.risky is None and not last.pause)  # None: unproven
+    expected = pending.at is last is awaited and risky and isinstance(error, Exception)
     event = Event.FAIL_IN_PLACE
     if not expected or threading.get_ident() != run.owner:
         run.deferred = run.unseen = error

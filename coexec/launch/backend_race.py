@@ -28,6 +28,7 @@ class Compiled:
     widenings: int = 0
     alarms: int = 0
     refused: bool = False  # cannot be compiled: its operations run one by one
+    succeeded: bool = False  # whether a launch of it has
     asked: bool = False  # XLA has been asked to compile it, or never will be
     used: int = 0  # logical time of its last run
     seconds: float = 0.0  # spent running this segment since it last changed

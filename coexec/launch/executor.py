@@ -184,6 +184,11 @@ class SegmentExecutor:
             pending.results.clear()
             return CHECKED
         pending.deliver(results)
+        if not compiled.succeeded:
+            compiled.succeeded = True
+            for step in pending.last.chain():
+                if step.variant is not None:
+                    step.variant.ran = True
         self._consider_xla(compiled, self._unit(pending))
         return None
 

@@ -115,6 +115,7 @@ def _run(
             failure = failure if note is None else note.added_to(failure)
             failure.__suppress_context__ = True
             raise_at(failure, step.node.location)
+        step.variant.ran = True
         tensors = flat_outputs(result)
         for n, tensor in enumerate(tensors):
             real[step.first + n] = tensor

@@ -14,7 +14,7 @@ import tensorflow as tf
 from coexec.lowering.function_body import Body
 from coexec.lowering.functional_ops import Structures
 from coexec.lowering.lifted_constants import varying
-from coexec.lowering.op_failures import ASSERTION, can_fail, needs_check
+from coexec.lowering.op_failures import ASSERTION, SIZED, can_fail, needs_check
 from coexec.lowering.optimizer_ops import VARIABLES, updated
 from coexec.lowering.plan import Plan
 from coexec.lowering.xla.checks import check
@@ -139,7 +139,7 @@ class Emitter:
                 outputs = as_kernel(self.body, op, inputs, node.attrs, specs) if drawn is None else drawn
             else:
                 outputs = self.body.add(op, inputs, node.attrs, specs)
-            if not self.checks and can_fail(step):
+            if not self.checks and (op in SIZED or can_fail(step)):  # the graph may be launched at other sizes
                 self.failing.extend(outputs)
         for n, symbol in enumerate(outputs):
             self.values[step.first + n] = symbol
@@ -297,7 +297,7 @@ class Emitter:
         if op == "ResourceStridedSliceAssign":
             assigned = [value, *inputs[1:4], body.symbol(inputs[4], value.spec.enum)]
             sliced = body.add("TensorStridedSliceUpdate", assigned, step.attrs, [value.spec])[0]
-            if not self.checks and can_fail(step):
+            if not self.checks:  # as above
                 self.failing.append(sliced)
             self._set(k, sliced)
             return []

@@ -61,6 +61,18 @@ POSITIONS: dict[str, tuple[int, ...]] = {
     "Transpose": (1,), "ConjugateTranspose": (1,),
 }  # fmt: skip
 
+# TensorFlow's shape functions accept these at sizes at which their kernels fail: a slice beyond the end, the largest of
+# no elements, a reflection of more rows than there are. What has succeeded at some sizes may fail at others.
+SIZED = frozenset(
+    """
+    ArgMax ArgMin AvgPoolGrad BroadcastTo Conv2DBackpropFilter Conv2DBackpropInput Conv3DBackpropFilterV2
+    Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput MatrixBandPart
+    MatrixDiag MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3 MatrixDiagV2 MatrixDiagV3 MatrixSetDiag MatrixSetDiagV2
+    MatrixSetDiagV3 MaxPoolGrad MaxPoolGradGrad MirrorPad MirrorPadGrad Multinomial ResizeBilinear ResizeBilinearGrad
+    ResizeNearestNeighbor ResizeNearestNeighborGrad ResourceStridedSliceAssign Slice SplitV TensorStridedSliceUpdate
+    """.split()  # noqa: SIM905
+)
+
 # Integer division: eager kernels raise on a zero divisor.
 DIVISIONS = frozenset({"Div", "FloorDiv", "FloorMod", "Mod", "TruncateDiv", "TruncateMod"})
 
@@ -109,6 +121,16 @@ def can_fail(step: Step) -> bool:
     if op in POSITIONS:
         return any(step.slots[i] != CONST for i in POSITIONS[op] if i < len(step.slots))
     return op not in TOTAL and op not in RANDOM and op not in SHIFTS
+
+
+def is_unproven(step: Step) -> bool:
+    """Returns whether an operation may fail as it has not run on such dtypes and sizes; `can_fail` is about values."""
+    variant = step.variant
+    if variant is None or variant.folded:
+        return False
+    if step.op in SIZED and (step.dynamic or not variant.ran):
+        return True
+    return not variant.ran and step.node is not None and not step.node.has_run(variant)
 
 
 def differs(op: str) -> str | None:
