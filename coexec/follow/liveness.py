@@ -79,6 +79,11 @@ def is_known(lazy: LazyTensor, places: int, watched: bool) -> bool:
     return getweakrefcount(lazy) > (lazy._key >= 0)
 
 
+def is_held(value: Any, places: int) -> bool:
+    """Returns whether an object has references besides one variable of the caller and so many `places`."""
+    return getrefcount(value) > _HELD + places
+
+
 # Calibration: each threshold is the `getrefcount` of an otherwise unreferenced object in the one function that uses it.
 
 
@@ -109,7 +114,13 @@ def _argument() -> bool:
     return is_known(lazy, 0, False)
 
 
-_UNREFERENCED = _UNREFERENCED_ITEM = _ARGUMENT = 0
+def _fresh() -> bool:
+    value: Any = (object(),)
+    return is_held(value, 0)
+
+
+_UNREFERENCED = _UNREFERENCED_ITEM = _ARGUMENT = _HELD = 0
 _calibrate("_UNREFERENCED", lambda: referenced(_objects()))
 _calibrate("_UNREFERENCED_ITEM", lambda: _still_referenced(_objects(), list(range(8))))
 _calibrate("_ARGUMENT", _argument)
+_calibrate("_HELD", _fresh)
