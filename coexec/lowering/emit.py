@@ -171,7 +171,9 @@ class Emitter:
         node = self.body.definition.node_def[-1]
         if callee.compiled and outputs[0].name.startswith(f"{node.name}:"):  # else it is an earlier call's
             node.attr["_XlaMustCompile"].b = True
-        self.failing.extend(outputs)
+        # A call that is inlined counts as over before its results are there, so what waits for it waits for these.
+        arrived = [self.body.make("Identity", [value], value.spec.enum, value.spec.shape) for value in outputs]
+        self.failing += [*outputs, *arrived]
         return outputs
 
     def _assert(self, condition: Symbol) -> list[Symbol]:

@@ -539,7 +539,36 @@ def failing_late(decorate):
     return both
 
 
-@pytest.mark.parametrize("make", [failing, failing_late], ids=lambda make: make.__name__)
+def failing_in_its_kernel(decorate, taken=True):
+    """Writes, then fails by an operation that is not stateful: once inlined, only its results keep it alive."""
+    weight = tf.Variable([1.0, 2.0, 3.0, 4.0])
+    inner = tf.function(lambda a, i: (a * 2.0, tf.gather(a, i)))
+
+    @decorate
+    def step(x):
+        weight.assign_add(x[:, 0])
+        y, z = inner(x, tf.cast(tf.reduce_max(tf.abs(x)) / 100.0, tf.int32))
+        weight.assign_add(x[:, 1])
+        return (y, z) if taken else y
+
+    def both(x):
+        try:
+            found = step(x)
+        except tf.errors.InvalidArgumentError as error:
+            found = type(error), "is not in [0, 4)" in str(error)
+        return found, weight.numpy()
+
+    both.stats = getattr(step, "stats", None)
+    return both
+
+
+def failing_for_nobody(decorate):
+    return failing_in_its_kernel(decorate, taken=False)
+
+
+@pytest.mark.parametrize(
+    "make", [failing, failing_late, failing_in_its_kernel, failing_for_nobody], ids=lambda make: make.__name__
+)
 def test_a_function_that_fails(make, backend):
     calls = [(row * (1000.0 if n % 4 == 3 else 1.0),) for n, (row,) in enumerate(CALLS)]
     run_both(make, calls, **backend)
