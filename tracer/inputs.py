@@ -73,7 +73,7 @@ def settle(signature: Signature, args: tuple[Any, ...]) -> tuple[Any, ...]:
             continue
         except (TypeError, ValueError) as error:
             if not is_list:
-                continue  # TensorFlow reports the error
+                break  # TensorFlow reports the error; a later input's dtype, fixed here, could let it pass
             # Each item has a dtype of its own, which could be taken for that of the operation.
             raise core._FallbackException("inputs that cannot be converted") from error
         if made is not value:

@@ -325,3 +325,44 @@ def test_operations_of_finalizers(jit):
         return lambda i: (step(i), sorted(log))
 
     run_both(make, CALLS[:6], jit_compile=jit)
+
+
+LISTS = {
+    "begin": lambda x: tf.slice(x, [True, 0], [1, 2]),
+    "size": lambda x: tf.slice(x, [1, 0], [True, 2]),
+    "begin after a number": lambda x: tf.slice(x, [0, True], [1, 2]),
+    "addend": lambda x: tf.add(x, [True, 1.0, 2.0, 3.0]),
+    "addend of whole numbers": lambda x: tf.add(tf.cast(x, tf.int32), [1, 1.0, 2, 3]),
+    "shape": lambda x: tf.reshape(x, [4, 3.0]),
+    "repeats": lambda x: tf.tile(x, [True, 2]),
+    "indices": lambda x: tf.gather(x, [True, 0]),
+    "condition": lambda x: tf.where([True, 0, False], x[:, 0], 0.0),
+    "paddings": lambda x: tf.pad(x, [[True, 0], [0, 0]]),
+    "order": lambda x: tf.transpose(x, [True, 0]),
+    "order of floats": lambda x: tf.transpose(x, [1.0, 0.0]),
+    "words": lambda x: x * ["a", 1, 2, 3],
+    "none": lambda x: x * [None, 1, 2, 3],
+    "rows": lambda x: tf.concat([x, [[1, 2.0, 3, True]]], 0),
+    "stacked": lambda x: tf.stack([x[0], [1, 2, 3, True]]),
+    "large": lambda x: tf.add(tf.cast(x, tf.int32), [2**40, 0, 0, 0]),
+    "negative": lambda x: tf.add(tf.cast(x, tf.uint8), [-1, 0, 0, 0]),
+    "axes": lambda x: tf.reduce_sum(x, [1.0]),
+}
+
+
+@pytest.mark.parametrize("batching", [False, True])
+@pytest.mark.parametrize("operation", LISTS.values(), ids=LISTS)
+def test_lists_that_mix_types(operation, batching):
+    """What TensorFlow refuses is refused, in each call, and nothing else is."""
+
+    def make(decorate):
+        @decorate
+        def step(x):
+            try:
+                return operation(x * 1.0)
+            except (TypeError, ValueError) as error:
+                return type(error), str(error)
+
+        return step
+
+    run_both(make, [(tf.reshape(tf.range(12.0), [3, 4]),)] * 4, batching=batching)
