@@ -57,6 +57,10 @@ class _Differ(Exception):
     """Two segments differ in something else than sizes; never leaves this module."""
 
 
+class _TooSmall(_Differ):
+    """A size of one of them is 0 or 1, at which operations do something else: others may do."""
+
+
 class _Member:
     """A segment of one call: its last step, and the values of the feeds that were Python numbers, by feed."""
 
@@ -109,10 +113,12 @@ class DynamicPaths:
             split = _split(other, member)
             if split is None or len(member.steps[split].node.variants) < MIN_SIZES:  # type: ignore[union-attr]
                 continue
-            self._attempts[key] = self._attempts.get(key, 0) + 1
             try:
                 first, count = _Generalised(other, member, split).build()
+            except _TooSmall:
+                continue
             except _Differ:
+                self._attempts[key] = self._attempts.get(key, 0) + 1
                 break
             before = first.parent
             assert before is not None
@@ -235,13 +241,13 @@ class _Generalised:
         for k, spec in enumerate(b.specs, before):
             if k in self._other.numbers:
                 if not self._becomes_const(a, b, k):
-                    self._add_feed(k, self._number(a, b, k, spec))
+                    self._add_feed(k, *self._number(a, b, k, spec))
                 continue
             if not mine:
                 raise _Differ
             self._add_feed(k, *self._feed(mine.pop(0), spec, len(self._specs)))
 
-    def _feed(self, x: Spec, y: Spec, k: int) -> tuple[Spec, tuple[Any, ...]]:
+    def _feed(self, x: Spec, y: Spec, k: int, value: Size | None = None) -> tuple[Spec, tuple[Any, ...]]:
         if x is y:
             return y, y.shape
         if x.enum != y.enum or x.enum in (RESOURCE, VARIANT) or len(x.shape) != len(y.shape):
@@ -254,7 +260,7 @@ class _Generalised:
                 open_dims.append(pair[0])
                 continue
             if min(pair) < LEAST:
-                raise _Differ
+                raise _TooSmall
             known = self._symbols.get(pair)
             if known is None:
                 known = self._symbols[pair] = Size(0, ((1, ((k, axis),)),))
@@ -262,22 +268,28 @@ class _Generalised:
             else:
                 dims.append(known)
             open_dims.append(known)
-        return DynamicSpec(y.enum, tuple(dims), fitted=(x.shape, y.shape)), tuple(open_dims)
+        return DynamicSpec(y.enum, tuple(dims), value, fitted=(x.shape, y.shape)), tuple(open_dims)
 
-    def _number(self, a: Step, b: Step, k: int, spec: Spec) -> Spec:
-        """Returns the spec of a number that Python passes, with what it was as a function of sizes, if it was one."""
+    def _number(self, a: Step, b: Step, k: int, spec: Spec) -> tuple[Spec, tuple[Any, ...]]:
+        """Returns the spec of a number that Python passes, with what it was as a function of sizes, and its shape.
+
+        So does a list of numbers, which may be data, of as many as there are rows.
+        """
         value = _plain(self._other.numbers[k])
         for mine, its, known in _inputs_of(a, b):
             for i, (x, y) in enumerate(zip(mine, its, strict=True)):
                 if y != -1 - k:
                     continue
                 before = known[i].value if x == CONST else self._one.numbers.get(-1 - x)
+                shape = np.shape(before) if x == CONST or before is None else before._shape_tuple()
+                if before is not None and shape != spec.shape:
+                    return self._feed(intern_spec(spec.enum, shape), spec, len(self._specs), UNKNOWN)
                 before = _plain(before) if x != CONST and before is not None else before
                 if value is not None and type(before) in (int, float) and before == value:
-                    return spec
+                    return spec, spec.shape
                 size = None if before is None or value is None else self._fit(before, value)
-                return DynamicSpec(spec.enum, spec.shape, UNKNOWN if size is None else size)
-        return spec
+                return DynamicSpec(spec.enum, spec.shape, UNKNOWN if size is None else size), spec.shape
+        return spec, spec.shape
 
     def _becomes_const(self, a: Step, b: Step, k: int) -> bool:
         """Returns whether a number of this step that was a constant before, and then fed, is one that follows sizes."""

@@ -25,6 +25,12 @@ W = tf.constant(RNG.normal(size=[6, 6]).astype(np.float32))
 B = tf.constant(RNG.normal(size=[6]).astype(np.float32))
 HALF = tf.constant(RNG.normal(size=[12, 6]).astype(np.float32))
 
+def picked(x, count=None, below=6):
+    """Returns a list of integers that depend on rows, as many as these."""
+    count = len(x) if count is None else count
+    return np.random.default_rng(abs(int(np.sum(x) * 100.0))).integers(0, below, size=count).tolist()
+
+
 # Of rows `x` and a variable `w`, which has gradients, too.
 BODIES = {
     "dense": lambda x, w: tf.nn.relu(x @ w + B) @ W,
@@ -69,14 +75,22 @@ BODIES = {
     "segments": lambda x, w: tf.math.unsorted_segment_sum(x @ w, tf.range(x.shape[0]) % 3, 3),
     "losses": lambda x, w: tf.nn.softmax_cross_entropy_with_logits(tf.nn.softmax(x), x @ w),
     "variances": lambda x, w: tf.nn.moments(x @ w, [0])[1] + tf.math.reduce_variance(x @ w),
+    "labels in a list": lambda x, w: tf.one_hot(picked(x), 6) * tf.nn.log_softmax(x @ w),
+    "weights in a list": lambda x, w: (x @ w) * [[float(i)] for i in picked(x)] if len(x) else x @ w,
+    "rows in a list": lambda x, w: tf.gather(x @ w, picked(x, len(x) // 2 + 1, max(len(x), 1))) if len(x) else x @ w,
+    "indices counted up": lambda x, w: tf.gather(x @ w, list(range(len(x)))[::-1]) if len(x) else x @ w,
+    "a loss of a list": lambda x, w: keras.losses.sparse_categorical_crossentropy(
+        tf.constant(picked(x), tf.int32), x @ w, from_logits=True),
+    "a list for a shape": lambda x, w: tf.reshape(x @ w, [*([1] * (len(x) % 3)), len(x), 6]),
+    "a list of axes": lambda x, w: tf.reduce_sum(x @ w, list(range(1 + len(x) % 2))),
     "norms": lambda x, w: tf.linalg.norm(x @ w, axis=0) + tf.reduce_max(x @ w, 0) if x.shape[0] else x @ w,
 }  # fmt: skip
 
 
-# What is clamped or divided, and what is made of a range of numbers, whose values are known: a path for each size.
+# What is clamped or divided, of other ranks, or made of a range of known numbers: a path for each size.
 EXACT = {
-    "eye", "every other", "gathered", "half", "one hot", "padded", "pooled", "range", "segments", "strided",
-    "the first forty", "the first ten", "the last thirty", "the last three",
+    "a list for a shape", "eye", "every other", "gathered", "half", "one hot", "padded", "pooled", "range", "segments",
+    "strided", "the first forty", "the first ten", "the last thirty", "the last three",
 }  # fmt: skip
 
 
