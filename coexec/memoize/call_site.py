@@ -24,7 +24,7 @@ from coexec.guards.call_key import (
 )
 from coexec.guards.state import LOOKED_AT, is_object, is_watched_object
 from coexec.memoize.array_names import name_arrays
-from coexec.memoize.entry import Region, admit, anchor, fill_form
+from coexec.memoize.entry import Region, admit, anchor, fill_form, find
 from coexec.memoize.gradient_spans import BackwardCalls
 from coexec.memoize.known_calls import KnownCalls, StackCounts
 from coexec.memoize.observe import Observation
@@ -141,7 +141,7 @@ class CallSites:
             return self._run_plainly(function, args, kwargs)
         if start.regions is None:
             start.regions = {}
-        region = start.regions.get(key)
+        key, region = find(start.regions, key)
         if region is None:
             place = place_of_call(function, arguments.anchors, call_stack()[0])
             if self._is_at_join(function, start, key, place, arguments.anchors):

@@ -28,6 +28,7 @@ from tracer.effects import Watcher
 from tracer.graph import Step
 from tracer.inputs import PLAIN
 from tracer.lazy import LazyTensor, Output
+from tracer.location import user_frames
 from tracer.op import Const, same
 from tracer.private import EagerTensor, UnreadVariable, is_resource_variable
 
@@ -135,6 +136,20 @@ class Region(Watcher):
     def schedule(self) -> None:
         """Schedules the next check, at ten times as many uses."""
         self.run_again = self.uses + min(9 * max(self.uses, 1), tuning.region_last_check)
+
+
+def find(regions: dict[Any, Region], key: tuple[Any, ...]) -> tuple[tuple[Any, ...], Region | None]:
+    """Returns the full key of a call, and its region if there is one.
+
+    The same call may be made at several lines after one cut, and goes on by other operations at each: the lines behind
+    the first have their frames in the key.
+    """
+    region = regions.get(key)
+    first = None if region is None else region.first
+    if first is not None and first.checked and not first.is_inside(frames := user_frames()):
+        key = *key, frames
+        region = regions.get(key)
+    return key, region
 
 
 def admit(regions: dict[Any, Region], function: Any) -> bool:

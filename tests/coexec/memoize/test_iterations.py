@@ -1,11 +1,13 @@
 """Loops of Python: iterations share what is known, and a number of them that never was is nothing new."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import coexec
 from coexec import testing
+from tests.coexec import run_both
 
 X = tf.reshape(tf.linspace(-1.0, 1.0, 32), [4, 8])
 TRIPS = [3, 3, 3, 3, 1, 5, 9, 2, 40, 3, 0, 17, 400, 5]
@@ -111,8 +113,6 @@ def test_iterations_share_what_is_compiled():
 
 def test_iterations_share_library_calls():
     """A layer that is learnt in some iterations is jumped over in all that follow."""
-    import keras
-
     layer = keras.layers.Dense(8)
 
     def step(x, trips):
@@ -128,3 +128,27 @@ def test_iterations_share_library_calls():
     before = fn.stats().regions
     np.testing.assert_allclose(fn(X, 20).numpy(), step(X, 20).numpy(), rtol=1e-4, atol=1e-6)
     assert fn.stats().regions - before >= 18
+
+
+def test_a_library_call_behind_the_loop_is_another_one():
+    """The same call at another line, after the same cut, goes on by other operations: both are skipped."""
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(2)])
+    model.build([4, 8])
+
+    def make(decorate):
+        @decorate
+        def step(x, trips):
+            seen = []
+            for _ in range(trips):
+                seen.append(float(tf.nn.softmax(model(x))[0, 0]))
+                x = x * 0.9
+            return float(model(x)[0, 1]), float(tf.nn.relu(model(x))[0, 1]), seen
+
+        return step
+
+    step = run_both(make, [(X, trips) for trips in (3, 3, 3, 5, 2, 0, 4, 6, 1, 3)])
+    before = step.stats().regions
+    step(X, 7)
+    assert step.stats().regions - before == 7 + 2
+    assert "did not agree" not in str(step.explain())
