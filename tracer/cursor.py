@@ -108,7 +108,7 @@ class Cursor:
         self.cuts_at_joins = True  # whether `adopt` may ask for a cut,
         self.meets = True  # and where ways meet
         self.opens = False  # whether sizes that depend on values may be open (`open_sizes`)
-        self.closing = False  # whether some were that are known from the next call on
+        self.closing = False  # whether some were, or numbers were fed, that are known from the next call on
         self._newest: Step | None = None  # the last step that `adopt` added
         self.mismatch: Mismatch | None = None
 
@@ -431,7 +431,9 @@ class Cursor:
             return None
         if node.host is not None and variant is None:
             step = Step(here, op, node, None, (), {}, {}, ())
-            if not (wiring.keep_shaping(here) or close(here, wiring.tensors()) or self.closing):
+            # What comes behind takes what has been computed by then, and is no more of a reason.
+            self.closing |= wiring.keep_shaping(here)
+            if not (close(here, wiring.tensors()) or self.closing):
                 return self._move(step, node)
             node.host, self.step = None, step  # a segment may contain it from the next call on; now it runs on its own
             return step

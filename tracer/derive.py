@@ -20,6 +20,8 @@ from tracer.spec import Spec, spec_of
 
 # A node whose key has constants becomes a host op after this many variants: as many as a function may have sizes.
 MAX_VALUES = 256
+# An array that a shape seemed to depend on is data after so many values: as a constant it makes a path of each.
+MAX_SHAPING = 4
 
 
 def derive(node: Node, parts: tuple[Any, ...], outside: dict[Any, Spec], known: set[Any]) -> Variant | None:
@@ -55,8 +57,11 @@ def feed_changed(node: Node, parts: tuple[Any, ...], outside: dict[Any, Spec], k
     if current is not None and current.folded and _decides(current):
         return None
     constants = {path: const for path in outside if isinstance(const := _at(parts, path), Const)}
-    changed = {path for path, const in constants.items() if _has_changed(node, path, const)} - node.shaping
-    for fed in (changed | (known & constants.keys()) - node.shaping, changed):
+    changed = {path for path, const in constants.items() if _has_changed(node, path, const)}
+    node.data |= {path for path in changed & node.shaping if _keeps_changing(node, path)}
+    shaping = node.shaping - (node.data - node.sizing)
+    changed -= shaping
+    for fed in (changed | (known & constants.keys()) - shaping, changed):
         if not fed or fed in node.specific:
             continue
         general = _generalised(parts, fed, outside)
@@ -97,6 +102,13 @@ def _has_const(part: Any) -> bool:
 def _has_changed(node: Node, path: Any, const: Const) -> bool:
     before = [_at(key, path) for key in node.variants]
     return any(isinstance(b, Const) and b != const for b in before)
+
+
+def _keeps_changing(node: Node, path: Any) -> bool:
+    """Returns whether a constant array has had many values of one shape."""
+    values = [const.value for key in node.variants if isinstance(const := _at(key, path), Const)]
+    shapes = [np.shape(value) for value in values if np.size(value) > 1]
+    return any(shapes.count(shape) >= MAX_SHAPING for shape in set(shapes))
 
 
 def _decides(variant: Variant) -> bool:

@@ -280,7 +280,7 @@ class _Generalised:
             for i, (x, y) in enumerate(zip(mine, its, strict=True)):
                 if y != -1 - k:
                     continue
-                before = known[i].value if x == CONST else self._one.numbers.get(-1 - x)
+                before: Any = known[i].value if x == CONST else self._one.numbers.get(-1 - x)
                 shape = np.shape(before) if x == CONST or before is None else before._shape_tuple()
                 if before is not None and shape != spec.shape:
                     return self._feed(intern_spec(spec.enum, shape), spec, len(self._specs), UNKNOWN)

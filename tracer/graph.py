@@ -100,9 +100,9 @@ class Node:
     """One operation at one location of the user's program."""
 
     __slots__ = (
-        "_frozen", "after", "attrs", "callee", "constants", "decides", "entry", "fed", "guarded", "head", "host",
-        "inputs", "joined", "location", "name", "number", "op", "opens", "predecessors", "returned", "shaping",
-        "sized", "specific", "successors", "variants", "waits", "ways",
+        "_frozen", "after", "attrs", "callee", "constants", "data", "decides", "entry", "fed", "guarded", "head",
+        "host", "inputs", "joined", "location", "name", "number", "op", "opens", "predecessors", "returned",
+        "shaping", "sized", "sizing", "specific", "successors", "variants", "waits", "ways",
     )  # fmt: skip
 
     def __init__(
@@ -127,6 +127,8 @@ class Node:
         self.inputs: list[frozenset[str]] = []  # source of each input, for display only
         self.fed = _NONE  # constants that changed between calls, and have been fed since
         self.shaping = _NONE  # inputs that were fed until a later shape turned out to depend on them
+        self.data = _NONE  # those of them that kept changing, and were fed again,
+        self.sizing = _NONE  # and of these, those on which a shape depended then, too
         self.specific = _NONE  # sets of inputs that cannot be fed, as a shape depends on them
         self.opens: dict[tuple[Any, ...], Variant] = {}  # variants with sizes that depend on values (`open_sizes`)
         self.sized = False  # whether it has none, as the program asks for these sizes
@@ -425,6 +427,7 @@ class TraceGraph:
         node.sized = known.sized
         node.inputs = list(known.inputs)
         node.fed, node.shaping, node.specific = known.fed, known.shaping, known.specific
+        node.data, node.sizing = known.data, known.sizing
         for key, variant in known.variants.items():
             outputs = tuple([Output(o.spec, o.const, node) for o in variant.outputs])
             node.variants[key] = Variant(key, outputs, variant.template, ran=variant.ran)

@@ -29,6 +29,15 @@ DATA_SHAPED = frozenset({
     "DenseToSparseSetOperation", "DenseToDenseSetOperation", "RaggedGather",
 })  # fmt: skip
 
+# By op, the inputs on whose values the shape of its output depends: integers in the others are data, however few.
+SHAPED_BY: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("All", "Any", "Max", "Mean", "Min", "Prod", "Sum"), (1,)),
+    **dict.fromkeys(("BroadcastTo", "ConjugateTranspose", "ExpandDims", "Reshape", "Tile", "Transpose"), (1,)),
+    **dict.fromkeys(("MirrorPad", "OneHot", "Pad", "PadV2", "TopKV2"), (1,)),
+    **dict.fromkeys(("UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd", "UnsortedSegmentSum"), (2,)),
+    "GatherV2": (2,), "ScatterNd": (2,), "Slice": (1, 2), "StridedSlice": (1, 2, 3),
+}  # fmt: skip
+
 # Ops whose outputs follow from the shape of their input alone.
 SHAPE_OPS = frozenset({"Shape", "ShapeN", "Size", "Rank", "VariableShape"})
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tracer.block import STRUCTURES
 from tracer.graph import CONST, LIST, Node, Step
-from tracer.inputs import DATA_SHAPED, Unsupported, overflows, part_of, python_spec, small
+from tracer.inputs import DATA_SHAPED, SHAPED_BY, Unsupported, overflows, part_of, python_spec, small
 from tracer.intercept import as_constant, make_constant
 from tracer.lazy import LazyTensor
 from tracer.op import Const, Signature
@@ -95,17 +95,20 @@ class Wiring:
         if self.op in DATA_SHAPED:
             return False
         found = False
-        ahead = self.tensors()
+        deciding = SHAPED_BY.get(self.op)
+        ahead = self.tensors() if deciding is None else {self.slots[i] for i in deciding if self.slots[i] >= 0}
         step: Step | None = here
         while step is not None and step.parent is not None and ahead:  # latest steps first
             mine = {slot for slot in ahead if slot >= step.first}
             ahead -= mine
             node = step.node
             if mine and node is not None and all(out.spec.enum in INTEGERS for out in step.outputs):
-                numbers = {path for path in node.fed if self._is_number(step, path)}
+                # Those that another operation of this call has found before are still fed here.
+                numbers = {path for path in node.fed | node.shaping if self._is_number(step, path)}
                 if numbers:
                     found = True
                     node.shaping |= numbers
+                    node.sizing |= numbers & node.data
                     node.fed = node.fed - numbers
                     step.parent.next = [s for s in step.parent.next if s.node is not node]
                     step.parent.hot = None
@@ -119,7 +122,8 @@ class Wiring:
 
         A batch of integers is neither: as a constant, it would make each batch a path of its own.
         """
-        slot = step.lists[path[0]][0][path[1]] if isinstance(path, tuple) else step.slots[path]
+        slots, at = (step.lists[path[0]][0], path[1]) if isinstance(path, tuple) else (step.slots, path)
+        slot = slots[at] if at < len(slots) else CONST  # at another size, a list may have more items
         if not CONST < slot < 0:
             return False
         feed = self.cursor.externals[-1 - slot]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coexec.testing import always_follow
+from coexec.testing import always_follow, compile_everything
 from tests.coexec import launches_a_call, run_both
 from tracer.check import check
 
@@ -320,3 +320,40 @@ def test_an_operation_that_may_fail_in_a_try_needs_no_cut():
     with always_follow():
         fn = run_both(make, calls)
         assert launches_a_call(fn, CALLS[:6]) == 1, fn.explain()
+
+
+@pytest.mark.parametrize("lengths", [(7, 5), (5, 7), (4, 6, 5)])
+def test_labels_of_a_small_batch_are_data(lengths):
+    """Six integers may be a shape: in a gradient of what they index they are none, at the second length either."""
+
+    def make(decorate):
+        start, table = tf.Variable(tf.zeros(3)), tf.Variable(tf.ones([9, 3]))
+
+        @decorate
+        def step(words, tags):
+            with tf.GradientTape() as tape:
+                x = tf.gather(table, words)
+                score = tf.gather(start, tags[:, 0]) + tf.gather(x[:, 0], tags[:, 0], batch_dims=1)
+                for t in range(1, tags.shape[1]):
+                    score += tf.gather(x[:, t], tags[:, t], batch_dims=1)
+                loss = tf.reduce_mean(score**2)
+            for variable, gradient in zip((start, table), tape.gradient(loss, (start, table)), strict=True):
+                variable.assign_sub(0.1 * tf.convert_to_tensor(gradient))
+            return loss, start.value()
+
+        return step
+
+    rng = np.random.default_rng(1)
+    calls = [
+        (rng.integers(0, 9, [6, n]).astype(np.int32), rng.integers(0, 3, [6, n]).astype(np.int32))
+        for n in lengths * (32 // len(lengths))
+    ]
+    with always_follow(), compile_everything():
+        step = run_both(make, calls[:-6])
+        before = step.stats()
+        for arguments in calls[-6:]:
+            step(*arguments)
+        after = step.stats()
+    assert (after.launches - before.launches, after.regions - before.regions) == (6, 6)
+    assert after.compiles == before.compiles
+    check(step.trace_graph)
