@@ -227,9 +227,14 @@ def place_of() -> str:
 
 @passes
 def raise_at(error: BaseException, location: Location) -> None:
-    """Raises `error` with the user's line in its traceback: the operation was issued there, and fails only now."""
+    """Raises `error` with the user's line in its traceback: the operation was issued there, and fails only now.
+
+    No frame of that traceback refers to the error: what the program's frames hold would live until the next collection.
+    """
+    errors = [error]
+    del error
     if not location.frames:
-        raise error
+        raise errors.pop()
     place = location.frames[0]
-    code = compile("\n" * (place.line - 1) + "raise error", place.file, "exec")
-    exec(code.replace(co_name=place.function.rpartition(".")[2]), {"error": error})
+    code = compile("\n" * (place.line - 1) + "raise errors.pop()", place.file, "exec")
+    exec(code.replace(co_name=place.function.rpartition(".")[2]), {"errors": errors})

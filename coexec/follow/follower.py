@@ -7,6 +7,7 @@ divergence needs no rollback: pending operations are run, and a recorder takes o
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -501,6 +502,8 @@ class Follower(CallState):
             del self.library
         held = [reference() for reference in self.survivors]
         self.survivors, self.telling, self.deferred, self.unseen = [], [], None, None
+        if isinstance(self.error, tf.errors.OpError):  # its traceback's frames would keep it, and what they hold
+            self.error = copy.copy(self.error)
         self.cursor.close()
         return [v for v in held if v is not None] + [constants[i] for i in referenced(constants)]
 

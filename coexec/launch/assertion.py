@@ -66,7 +66,10 @@ def fail(
         failure = (error if note is None else note.added_to(error)).with_traceback(None)
     else:
         return
-    raise_at(failure, location)
+    try:
+        raise_at(failure, location)
+    finally:
+        del failure  # else its traceback, and so all frames in it, would refer to itself
 
 
 def described(value: Any, cursor: Any) -> Any:

@@ -114,7 +114,10 @@ def _run(
             note = note_of(step, notes)
             failure = failure if note is None else note.added_to(failure)
             failure.__suppress_context__ = True
-            raise_at(failure, step.node.location)
+            try:
+                raise_at(failure, step.node.location)
+            finally:
+                del failure  # else its traceback, and so all frames in it, would refer to itself
         step.variant.ran = True
         tensors = flat_outputs(result)
         for n, tensor in enumerate(tensors):

@@ -1,11 +1,13 @@
 """Exceptions: raised where eager raises them, with eager's state behind them, and nothing of the runtime left over."""
 
 import contextlib
+import gc
 import inspect
 import io
 import logging
 import sys
 import traceback
+import weakref
 
 import keras
 import numpy as np
@@ -730,3 +732,50 @@ def test_numbers_beyond_float32(name, numbers):
     """TensorFlow refuses them where nothing says which dtype is meant, and takes them for infinite elsewhere."""
     step = run_both(lambda decorate: decorate(lambda n: LARGE[name](n)), [(number,) for number in numbers])
     assert len(numbers) < 6 or step.stats().followed >= 4
+
+
+class Held:
+    """An object of the program that can be referred to weakly."""
+
+
+FAILING = {
+    "gathered": lambda x, i: x[0] * 0.0 + tf.gather(x, i)[0],
+    "asserted": lambda x, i: [x * 2.0, tf.debugging.assert_less(i, [3], message="too large")][0],
+    "checked": lambda x, i: tf.debugging.check_numerics(x / tf.cast(3 - i, tf.float32), "a number"),
+    "by name": lambda x, i: tf.raw_ops.GatherV2(params=x, indices=i, axis=0),
+}
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["outside", "inside"])
+@pytest.mark.parametrize("name", FAILING)
+def test_what_frames_hold_goes_with_the_error(name, inside):
+    """Once an error is handled, nothing refers to its traceback: objects are freed at once, without a collection."""
+    alive = []
+
+    @coexec.function
+    def step(x, i):
+        held = Held()
+        alive.append(weakref.ref(held))
+        y = tf.nn.relu(x * 2.0)
+        if not inside:
+            return FAILING[name](y, i) + 1.0
+        try:
+            return FAILING[name](y, i) + 1.0
+        except tf.errors.InvalidArgumentError:
+            return y
+
+    x, failures = tf.constant([1.0, 2.0, 3.0]), 0
+    gc.collect()
+    gc.disable()
+    try:
+        with testing.always_follow():
+            for call in range(12):
+                try:
+                    step(x, tf.constant([3 if call % 3 == 2 else call % 3]))
+                except tf.errors.InvalidArgumentError:
+                    failures += 1
+                assert alive[-1]() is None, f"call {call}"
+    finally:
+        gc.enable()
+    assert failures == (0 if inside else 4)
+    assert step.stats().followed > 4
