@@ -520,7 +520,7 @@ def test_a_gradient_behind_choices_within_its_tape_is_skipped():
 
         return step
 
-    step = run_both(make, CALLS)
+    step = run_both(make, CALLS, jit_compile=False)  # XLA's tanh rounds otherwise, which forty updates amplify
     before = step.stats()
     for rows, in CALLS[:20]:
         step(rows)
