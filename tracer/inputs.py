@@ -29,13 +29,15 @@ DATA_SHAPED = frozenset({
     "DenseToSparseSetOperation", "DenseToDenseSetOperation", "RaggedGather",
 })  # fmt: skip
 
-# By op, the inputs on whose values the shape of its output depends: integers in the others are data, however few.
-SHAPED_BY: dict[str, tuple[int, ...]] = {
-    **dict.fromkeys(("All", "Any", "Max", "Mean", "Min", "Prod", "Sum"), (1,)),
-    **dict.fromkeys(("BroadcastTo", "ConjugateTranspose", "ExpandDims", "Reshape", "Tile", "Transpose"), (1,)),
-    **dict.fromkeys(("MirrorPad", "OneHot", "Pad", "PadV2", "TopKV2"), (1,)),
-    **dict.fromkeys(("UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd", "UnsortedSegmentSum"), (2,)),
-    "GatherV2": (2,), "ScatterNd": (2,), "Slice": (1, 2), "StridedSlice": (1, 2, 3),
+# Ops whose output shapes follow from the shapes of their inputs, from attributes, and from the values of the inputs at
+# these positions: integers in the others are data, however few.
+SHAPED_BY_CONSTANTS = {
+    "All": (1,), "Any": (1,), "ArgMax": (1,), "ArgMin": (1,), "BroadcastTo": (1,), "ConcatV2": (-1,),
+    "Conv2D": (), "Conv2DBackpropFilter": (1,), "Conv2DBackpropInput": (0,), "Einsum": (), "ExpandDims": (1,),
+    "Fill": (0,), "GatherV2": (2,), "Max": (1,), "Mean": (1,), "Min": (1,), "Pack": (), "Prod": (1,), "Reshape": (1,),
+    "ResourceGather": (), "SparseSoftmaxCrossEntropyWithLogits": (), "Split": (0,), "Squeeze": (), "Sum": (1,),
+    "Tile": (1,), "Transpose": (1,), "Unpack": (), "UnsortedSegmentMax": (2,), "UnsortedSegmentMin": (2,),
+    "UnsortedSegmentProd": (2,), "UnsortedSegmentSum": (2,),
 }  # fmt: skip
 
 # Ops whose outputs follow from the shape of their input alone.

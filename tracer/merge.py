@@ -7,6 +7,7 @@ from typing import Any
 
 from tracer.callees import CALLED
 from tracer.graph import VALUE_SHAPED, Node, TraceGraph, Variant, is_variable_op, node_key, refusal
+from tracer.inputs import SHAPED_BY_CONSTANTS
 from tracer.lazy import Output
 from tracer.op import Const, OpCall, signature_of
 from tracer.rebuild import RESERVED, infer_outputs
@@ -24,14 +25,6 @@ SHAPED_BY_SHAPES = frozenset(
      "ReluGrad", "Rsqrt", "RsqrtGrad", "SelectV2", "Sigmoid", "SigmoidGrad", "Sign", "Sin", "Softmax", "Softplus",
      "SoftplusGrad", "Sqrt", "SqrtGrad", "Square", "SquaredDifference", "Sub", "Tanh", "TanhGrad", "ZerosLike"}
 )  # fmt: skip
-# The same for these, if the inputs at these positions are constants.
-SHAPED_BY_CONSTANTS = {
-    "All": (1,), "Any": (1,), "ArgMax": (1,), "ArgMin": (1,), "BroadcastTo": (1,), "ConcatV2": (-1,),
-    "Conv2D": (), "Conv2DBackpropFilter": (1,), "Conv2DBackpropInput": (0,), "Einsum": (), "ExpandDims": (1,),
-    "Fill": (0,), "GatherV2": (2,), "Max": (1,), "Mean": (1,), "Min": (1,), "Pack": (), "Prod": (1,), "Reshape": (1,),
-    "ResourceGather": (), "SparseSoftmaxCrossEntropyWithLogits": (), "Split": (0,), "Squeeze": (), "Sum": (1,),
-    "Tile": (1,), "Transpose": (1,), "Unpack": (),
-}  # fmt: skip
 
 
 def merge(graph: TraceGraph, trace: Trace) -> None:

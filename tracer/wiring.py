@@ -7,8 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from tracer.block import STRUCTURES
-from tracer.graph import CONST, LIST, Node, Step
-from tracer.inputs import DATA_SHAPED, SHAPED_BY, Unsupported, overflows, part_of, python_spec, small
+from tracer.graph import CONST, DECIDES, DECIDES_AT_LENGTH, LIST, Node, Step
+from tracer.inputs import DATA_SHAPED, SHAPED_BY_CONSTANTS, Unsupported, overflows, part_of, python_spec, small
 from tracer.intercept import as_constant, make_constant
 from tracer.lazy import LazyTensor
 from tracer.op import Const, Signature
@@ -95,7 +95,9 @@ class Wiring:
         if self.op in DATA_SHAPED:
             return False
         found = False
-        deciding = SHAPED_BY.get(self.op)
+        # Where its value decides the shapes of others, all its inputs may.
+        by_value = self.node.host in (DECIDES, DECIDES_AT_LENGTH)
+        deciding = None if by_value else SHAPED_BY_CONSTANTS.get(self.op)
         ahead = self.tensors() if deciding is None else {self.slots[i] for i in deciding if self.slots[i] >= 0}
         step: Step | None = here
         while step is not None and step.parent is not None and ahead:  # latest steps first

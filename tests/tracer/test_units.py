@@ -17,9 +17,9 @@ import coexec
 from tracer import location, merge, nodedef
 from tracer import spec as spec_module
 from tracer.guards import is_guarded
-from tracer.inputs import input_enum
+from tracer.inputs import SHAPED_BY_CONSTANTS, input_enum
 from tracer.location import Frame, Location, add_library, call_stack, mark_entry
-from tracer.merge import SHAPED_BY_CONSTANTS, SHAPED_BY_SHAPES
+from tracer.merge import SHAPED_BY_SHAPES
 from tracer.op import Const, copied_attrs, freeze, signature_of
 from tracer.private import node_def_pb2, op_def_library
 from tracer.rebuild import infer_outputs
@@ -540,6 +540,10 @@ SHAPED = {
     "Tile": lambda x, n: tf.tile(x, [1, 2]),
     "Transpose": lambda x, n: tf.transpose(x),
     "Unpack": lambda x, n: tf.unstack(x)[0],
+    "UnsortedSegmentMax": lambda x, n: tf.math.unsorted_segment_max(x, n, 4),
+    "UnsortedSegmentMin": lambda x, n: tf.math.unsorted_segment_min(x, n, 4),
+    "UnsortedSegmentProd": lambda x, n: tf.math.unsorted_segment_prod(x, n, 4),
+    "UnsortedSegmentSum": lambda x, n: tf.math.unsorted_segment_sum(x, n, 4),
 }
 TABLE = tf.Variable(tf.ones([5, 3]))
 

@@ -25,6 +25,7 @@ W = tf.constant(RNG.normal(size=[6, 6]).astype(np.float32))
 B = tf.constant(RNG.normal(size=[6]).astype(np.float32))
 HALF = tf.constant(RNG.normal(size=[12, 6]).astype(np.float32))
 
+
 def picked(x, count=None, below=6):
     """Returns a list of integers that depend on rows, as many as these."""
     count = len(x) if count is None else count
