@@ -36,7 +36,7 @@ TRACER = [
     ["library"],
     ["nodedef", "callees"],
     ["graph", "rebuild"],
-    ["trace", "constants", "derive", "block", "sizes"],
+    ["trace", "constants", "derive", "block", "sizes", "fed_numbers"],
     ["keras_variables", "merge", "recorder", "wiring", "syntax", "stage", "shape_sources", "open_sizes"],
     ["cursor", "forms", "functions"],
     ["shape_rules"],

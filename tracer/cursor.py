@@ -18,10 +18,10 @@ import tensorflow as tf
 from tracer import seeds
 from tracer.callees import CALLED, Callee, name_in
 from tracer.derive import derive, feed_changed, folded
+from tracer.fed_numbers import is_from_elsewhere, note_fed
 from tracer.graph import (
     CONST,
     DECIDES,
-    LIST,
     OPEN_VARIABLE,
     VALUE_SHAPED,
     Node,
@@ -33,8 +33,8 @@ from tracer.graph import (
     is_written,
 )
 from tracer.index import Index
-from tracer.inputs import NATURAL, Unsupported, has_tensors, overflows, python_spec, shape_like
-from tracer.intercept import make_constant, tape_is_empty
+from tracer.inputs import NATURAL, Unsupported, has_tensors, overflows, shape_like
+from tracer.intercept import tape_is_empty
 from tracer.lazy import LazyTensor, Output
 from tracer.location import Location, call_stack, user_frames
 from tracer.op import Const, same, signature_of
@@ -43,7 +43,7 @@ from tracer.private import EagerTensor, core
 from tracer.rebuild import results_of
 from tracer.sizes import SizedConst
 from tracer.spec import RESOURCE, Spec
-from tracer.wiring import Wiring
+from tracer.wiring import Wiring, is_given, number_fed
 
 MAX_STEPS = 256  # alternatives kept after one step; the oldest are dropped
 # How often a path may come to a known operation or library call in the middle of a segment by another way before it is
@@ -214,22 +214,30 @@ class Cursor:
         if k > len(externals):
             return False
         kind = type(value)
+        key = None  # of a number: what it was converted from
         if kind is EagerTensor:
             real = value
         elif kind is LazyTensor:
             real = value._value
-            if real is None:
-                if value._out.const is None:
-                    return False  # not computed yet, so not a feed: another wiring
-                real = value.resolve()
+            if value._out.const is not None:
+                key = value._out
+                known = step.numbers.get(k) if real is None else None
+                real = value._value = known[1] if known is not None and known[0] is key else value.resolve()
+            elif real is None:
+                return False  # not computed yet, so not a feed: another wiring
+        elif k == len(externals) and (known := step.numbers.get(k)) is not None and known[0] is value:
+            self.numbers.add(id(known[1]))
+            externals.append(known[1])
+            return True
         elif k == len(externals) and value is not None and not has_tensors(value) and not overflows(value):
             spec = step.specs[k - step.parent.external]  # type: ignore[union-attr]
             try:
-                if NATURAL.get(type(value)) != spec.enum and not _is_given(value, spec, k, step, inputs):
+                if NATURAL.get(kind) != spec.enum and not is_given(value, spec, k, step, inputs):
                     return False  # 1, 1.0 and True differ in dtype unless another input decides it
-                real = make_constant(value, spec.dtype)
+                real = number_fed(value, spec, k, step, inputs)
             except (Unsupported, TypeError, ValueError):
                 return False
+            key = value
         else:
             return False
         if k < len(externals):
@@ -245,8 +253,9 @@ class Cursor:
             if id(real) in self.handles or self.graph.handle_spec(real) is not spec:
                 return False
             self.handles.add(id(real))
-        elif kind is not EagerTensor and (kind is not LazyTensor or value._out.const is not None):
+        elif key is not None:
             self.numbers.add(id(real))
+            note_fed(step, k, key, real)
         externals.append(real)
         return True
 
@@ -441,9 +450,10 @@ class Cursor:
             known = "; ".join(str(v.key) for v in list(node.variants.values())[-3:])
             self._mismatch("new shapes", location, known, str(parts))
             return None
-        # A Python number changed that decides no shape: feed it from now on.
+        # A Python number decides no shape, and changed, is fed to another operation, or likely to change: feed it.
         constants = wiring.numbers(parts)
         changed = {path for path, const in constants.items() if node.constants.setdefault(path, const) != const}
+        changed |= {path for path in constants if path in wiring.known or is_from_elsewhere(op, path, constants[path])}
         if changed:
             node.fed |= changed
             self._drop_constants(here, node)
@@ -557,25 +567,6 @@ class Cursor:
 
     def _mismatch(self, kind: str, location: Any, expected: str, seen: str) -> None:
         self.mismatch = Mismatch(kind, expected, seen, str(location))
-
-
-def _is_given(value: Any, spec: Spec, k: int, step: Step, args: tuple[Any, ...]) -> bool:
-    """Returns whether a Python value becomes a tensor of this spec if it is passed for feed `k` of a step."""
-    given = _spec_given(value, k, step, args)
-    if spec.__class__ is Spec or given is None:
-        return given is spec
-    return given.enum == spec.enum and len(given.shape) == len(spec.shape)  # sizes are compared with those before it
-
-
-def _spec_given(value: Any, k: int, step: Step, args: tuple[Any, ...]) -> Spec | None:
-    """Returns the spec of the tensor that a Python value becomes if it is passed for feed `k` of a step."""
-    signature = signature_of(step.op or "")
-    if signature is None:
-        return None
-    for i, slot in enumerate(step.slots):
-        if slot == -1 - k or (slot == LIST and -1 - k in step.lists[i][0]):
-            return python_spec(signature, i, args, value)
-    return None
 
 
 def _is_at(step: Step, op: str, args: tuple[Any, ...]) -> bool:

@@ -94,6 +94,7 @@ def _dtypes_of(parts: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 _NONE: frozenset[Any] = frozenset()
+_NO_NUMBERS: dict[int, Any] = {}
 
 
 class Node:
@@ -102,7 +103,7 @@ class Node:
     __slots__ = (
         "_frozen", "after", "attrs", "callee", "constants", "data", "decides", "entry", "fed", "guarded", "head",
         "host", "inputs", "joined", "location", "name", "number", "op", "opens", "predecessors", "returned",
-        "shaping", "sized", "sizing", "specific", "successors", "variants", "waits", "ways",
+        "shaping", "sized", "sizing", "specific", "successors", "variants", "varies", "waits", "ways",
     )  # fmt: skip
 
     def __init__(
@@ -125,7 +126,8 @@ class Node:
         # Sets are replaced and not changed, so that nodes share them: each takes 216 bytes, and memory that the process
         # did not have before was a fifth of what merging took.
         self.inputs: list[frozenset[str]] = []  # source of each input, for display only
-        self.fed = _NONE  # constants that changed between calls, and have been fed since
+        self.fed = _NONE  # numbers that changed between calls, or are likely to, and are fed
+        self.varies = False  # whether such a number has differed from the last one
         self.shaping = _NONE  # inputs that were fed until a later shape turned out to depend on them
         self.data = _NONE  # those of them that kept changing, and were fed again,
         self.sizing = _NONE  # and of these, those on which a shape depended then, too
@@ -204,8 +206,8 @@ class Step(Carried):
 
     __slots__ = (
         "arity", "attrs", "checked", "consts", "depth", "draws", "dynamic", "early", "end", "exact", "external", "fast",
-        "first", "frames", "host", "hot", "join", "lists", "live", "next", "node", "onward", "op", "open", "opened",
-        "outputs", "parent", "plain", "risky", "seeded", "single", "slots", "specs", "variant",
+        "first", "frames", "host", "hot", "join", "lists", "live", "next", "node", "numbers", "onward", "op", "open",
+        "opened", "outputs", "parent", "plain", "risky", "seeded", "single", "slots", "specs", "variant",
     )  # fmt: skip
     end: int
     live: int
@@ -251,6 +253,8 @@ class Step(Carried):
         self.seeded = op is not None and not self.host and seeds.are_fed(op, self.attrs)
         self.draws: int = (parent.draws if parent is not None else 0) + self.seeded
         self.next: list[Step] = []
+        # By feed, the last number fed here and its tensor: most are the same object in each call.
+        self.numbers: dict[int, tuple[Any, Any]] = _NO_NUMBERS
         # Whether to compare the call stack too: right after a cut and at a fork, an operation that looks the same may
         # be another one.
         self.checked = parent is not None and parent.parent is None

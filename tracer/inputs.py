@@ -131,7 +131,7 @@ def _tensor(signature: Signature, i: int, args: tuple[Any, ...], value: Any) -> 
     """
     if is_resource_variable(value):
         return tf.convert_to_tensor(value)
-    enum = _said_enum(signature, i, args)
+    enum = said_enum(signature, i, args)
     default = _default_enum(signature, signature.definition.input_arg[i].type_attr) if enum is None else None
     if default is None:
         return tf.convert_to_tensor(value, dtype=enum)
@@ -149,7 +149,7 @@ def _tensor(signature: Signature, i: int, args: tuple[Any, ...], value: Any) -> 
 def _tensors(signature: Signature, i: int, args: tuple[Any, ...], values: Any) -> list[Any]:
     """Converts variables and lists in a list of inputs; the first item decides a dtype that no tensor fixes."""
     shared = signature.definition.input_arg[i].type_attr
-    enum = _said_enum(signature, i, args) if shared else None
+    enum = said_enum(signature, i, args) if shared else None
     made = []
     for value in values:
         if _is_settled(value):
@@ -204,7 +204,7 @@ def _is_settled(value: Any) -> bool:
 
 def input_enum(signature: Signature, i: int, args: tuple[Any, ...], value: Any) -> int | None:
     """Returns the dtype enum of input `i` if a Python `value` is passed there; None if unknown."""
-    said = _said_enum(signature, i, args)
+    said = said_enum(signature, i, args)
     attr = signature.definition.input_arg[i].type_attr
     if said is not None or not attr or value is None or has_tensors(value):
         return said
@@ -218,7 +218,7 @@ def input_enum(signature: Signature, i: int, args: tuple[Any, ...], value: Any) 
     return default if _is_integer(value) else natural
 
 
-def _said_enum(signature: Signature, i: int, args: tuple[Any, ...]) -> int | None:
+def said_enum(signature: Signature, i: int, args: tuple[Any, ...]) -> int | None:
     """Returns the dtype enum of input `i` if the definition, an attribute or another input fixes it, else None."""
     arg = signature.definition.input_arg[i]
     if arg.type:

@@ -60,12 +60,10 @@ def files_of(name: str) -> list[str]:
 
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_library_prefixes = [
-    *map(_package_directory, (tensorflow, numpy)),
-    *(path for name in keras_packages.NAMES for path in files_of(name)),
-    _HERE,
-    os.path.join(os.path.dirname(os.path.dirname(_HERE)), "coexec", ""),
-]
+_tensorflow_prefixes = [
+    *map(_package_directory, (tensorflow, numpy)), _HERE, os.path.join(os.path.dirname(_HERE[:-1]), "coexec", ""),
+]  # fmt: skip
+_library_prefixes = [*_tensorflow_prefixes, *(path for name in keras_packages.NAMES for path in files_of(name))]
 
 # Keyed by the id of the code object, since hashing one hashes its constants, which takes longer than the walk itself.
 # The values keep the code objects alive, so ids are not reused.
@@ -134,6 +132,11 @@ def is_user(code: CodeType, namespace: dict[str, Any] | None = None) -> bool:
         elif not user:
             _skipped.add(id(code))
     return found[1]
+
+
+def is_tensorflow(code: CodeType) -> bool:
+    """Returns whether this code is TensorFlow's or NumPy's, Python's, or the runtime's own."""
+    return not is_user(code) and code.co_filename.startswith(("<frozen", *_tensorflow_prefixes))
 
 
 # What may happen to a propagating exception: nothing; Keras adds the layer it came from; the current managers and

@@ -8,10 +8,19 @@ import tensorflow as tf
 
 from tracer.block import STRUCTURES
 from tracer.graph import CONST, DECIDES, DECIDES_AT_LENGTH, LIST, Node, Step
-from tracer.inputs import DATA_SHAPED, SHAPED_BY_CONSTANTS, Unsupported, overflows, part_of, python_spec, small
+from tracer.inputs import (
+    DATA_SHAPED,
+    SHAPED_BY_CONSTANTS,
+    Unsupported,
+    overflows,
+    part_of,
+    python_spec,
+    said_enum,
+    small,
+)
 from tracer.intercept import as_constant, make_constant
 from tracer.lazy import LazyTensor
-from tracer.op import Const, Signature
+from tracer.op import Const, Signature, signature_of
 from tracer.private import CompositeTensor, EagerTensor
 from tracer.spec import INTEGERS, RESOURCE, Spec, spec_of
 
@@ -180,7 +189,7 @@ class Wiring:
         if small(value) and not fed:
             const = as_constant(value, spec)
             return CONST, part_of(const, spec, self.op), const
-        return self._external(make_constant(value, spec.dtype), spec, True), spec, None
+        return self._external(_converted(value, spec, self.signature, i, self.args), spec, True), spec, None
 
     def _check_dtype(self, path: Any, spec: Spec) -> None:
         """Raises `Unsupported` if another input has to be of the same dtype and is not: the operation fails, here.
@@ -209,3 +218,42 @@ def _is_returned(value: Any) -> bool:
     """Whether this is a constant that a graph function returns."""
     out = value._out if type(value) is LazyTensor else None
     return out is not None and out.const is not None and out.node is not None and out.node.callee is not None
+
+
+def _converted(value: Any, spec: Spec, signature: Signature, i: int, args: tuple[Any, ...]) -> Any:
+    """Returns the tensor that a Python value becomes as input `i`.
+
+    TensorFlow's cache of tensors made from numbers takes -0.0 for 0.0, and is asked with a dtype only if one is said.
+    """
+    said = value.__class__ is not float or value != 0.0 or said_enum(signature, i, args) is not None
+    return make_constant(value, spec.dtype if said else None)
+
+
+def number_fed(value: Any, spec: Spec, k: int, step: Step, args: tuple[Any, ...]) -> Any:
+    """Returns the tensor that a Python value becomes if it is passed for feed `k` of a step."""
+    signature, i = signature_of(step.op or ""), _input_fed(k, step)
+    if signature is None or i is None:
+        return make_constant(value, spec.dtype)
+    return _converted(value, spec, signature, i, args)
+
+
+def is_given(value: Any, spec: Spec, k: int, step: Step, args: tuple[Any, ...]) -> bool:
+    """Returns whether a Python value becomes a tensor of this spec if it is passed for feed `k` of a step."""
+    given = _spec_given(value, k, step, args)
+    if spec.__class__ is Spec or given is None:
+        return given is spec
+    return given.enum == spec.enum and len(given.shape) == len(spec.shape)  # sizes are compared with those before it
+
+
+def _spec_given(value: Any, k: int, step: Step, args: tuple[Any, ...]) -> Spec | None:
+    """Returns the spec of the tensor that a Python value becomes if it is passed for feed `k` of a step."""
+    signature, i = signature_of(step.op or ""), _input_fed(k, step)
+    return None if signature is None or i is None else python_spec(signature, i, args, value)
+
+
+def _input_fed(k: int, step: Step) -> int | None:
+    """Returns the first input of a step that takes feed `k`, alone or in a list."""
+    for i, slot in enumerate(step.slots):
+        if slot == -1 - k or (slot == LIST and -1 - k in step.lists[i][0]):
+            return i
+    return None

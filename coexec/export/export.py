@@ -178,7 +178,7 @@ def _explained(name: str) -> Iterator[None]:
 def refuse(name: str, graph: TraceGraph) -> None:
     """Raises `ExportError` if, in earlier calls, a Python number was found to differ between calls."""
     for node in graph.nodes:
-        if node.fed:
+        if node.fed and node.varies:
             raise ExportError(
                 f"{name} hands in a number of Python's that is another one from call to call, which its tf.function "
                 f"would not notice: give it as a tensor\n  at {node.location}"
