@@ -2,6 +2,8 @@
 
 What a gradient has to do is keyed by these names. Numbers within the call would differ where calls choose among ways of
 several lengths before a cut: a decoder that takes the true word or its own ran the Python of its gradient in each call.
+Segments that begin alike are counted from the last one backwards: what a loop that ends by a value (a fixed point, a
+line search) has computed last has the same names after any number of iterations, and in each of them.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from tracer.graph import Step
 
 
 class TensorNames:
-    """The names of one call's tensors. Each tensor has one at a time, and no two have the same."""
+    """The names of one call's tensors. Each has one until the next segment ends, and no two have the same."""
 
     def __init__(self, cursor: Cursor) -> None:
         self._cursor = cursor
@@ -41,4 +43,5 @@ class TensorNames:
             self._begun.append((root, self._times[root]))
             self._next += last.end
         at = bisect_right(self._bases, key) - 1
-        return *self._begun[at], key - self._bases[at]
+        root, time = self._begun[at]
+        return root, self._times[root] - time, key - self._bases[at]
