@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tracer.graph import Step
 from tracer.lazy import Output
+from tracer.library import is_call
 from tracer.location import is_entry, is_tensorflow, is_user
 from tracer.op import Const
 
@@ -62,27 +63,27 @@ def _const_of(number: Any) -> Any:
 def is_from_elsewhere(op: str, path: Any, const: Const) -> bool:
     """Returns whether this input, on which no shape depends, is a number or array that no code on the stack contains.
 
-    That is the code of the program and TensorFlow's. What Keras passes to its own operations is Keras' to repeat, and
-    gradients work numbers out from sizes. Integers count in the line's own function alone, as nearly all code has a 0
-    and a 1.
+    Integers count in the line's own function alone, as nearly all code has a 0 and a 1. What calls of Keras' objects
+    pass to operations is theirs to repeat, but not what goes through its functions and variables; gradients work
+    numbers out from sizes.
     """
     value = np.asarray(const.value)
     if value.dtype.kind not in "fc" or (op, path) in _BETTER_KNOWN:
         return False
     items = tuple(value.ravel().tolist())
     key = items[0] if value.shape == () else items
-    issued = False  # whether the program's own code has been met
+    issued = through_keras = False  # whether the program's own code has been met, and Keras' before it
     frame: Any = sys._getframe(1)
     while frame is not None and not is_entry(code := frame.f_code):
-        if not is_tensorflow(code):
-            numbers, floats = _numbers(code)
-            if not issued and not is_user(code, frame.f_globals):
-                return False
+        numbers, floats = _numbers(code)
+        if is_user(code, frame.f_globals):
             if key in (floats if issued else numbers) or (len(items) == 2 and not issued and numbers.issuperset(items)):
                 return False
             issued = True
-        elif not issued and (code.co_filename == _GRADIENTS or key in _numbers(code)[1]):
-            return False
+        elif not issued:
+            through_keras = through_keras or not is_tensorflow(code)
+            if key in floats or code.co_filename == _GRADIENTS or (through_keras and is_call(code)):
+                return False
         frame = frame.f_back
     return issued
 

@@ -219,6 +219,13 @@ def _wrap(original: Any) -> Any:
 
 
 _WRAPPER_CODE = _wrap(layer_call).__code__  # shared by all wrappers
+
+
+def is_call(code: types.CodeType) -> bool:
+    """Returns whether a frame of this code makes a library call, which may be memoized."""
+    return code is _WRAPPER_CODE
+
+
 _pure: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
 
 

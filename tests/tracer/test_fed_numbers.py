@@ -120,6 +120,58 @@ def test_numbers_of_keras_are_constants():
     assert not any(node.fed for node in step.trace_graph.nodes), str(step.trace_graph)
 
 
+def by_assigning(optimizer, rate):
+    optimizer.learning_rate.assign(rate)
+
+
+def by_setting(optimizer, rate):
+    optimizer.learning_rate = rate
+
+
+@pytest.mark.parametrize("schedule", [by_assigning, by_setting])
+@pytest.mark.parametrize("kind", [keras.optimizers.SGD, keras.optimizers.Adam])
+def test_the_rate_of_an_optimizer_of_keras(kind, schedule):
+    """A rate that has stayed for many calls changes, and nothing is learnt."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
+    optimizer = kind(0.015)
+    optimizer.build(model.trainable_variables)
+    start = model.get_weights()
+
+    def train(rate):
+        schedule(optimizer, rate)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(X, training=True) - 0.5) ** 2)
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return loss
+
+    def run(function, rates):
+        model.set_weights(start)
+        for variable in optimizer.variables:
+            variable.assign(tf.zeros_like(variable.value))
+        return [float(function(rate)) for rate in rates]
+
+    rates = [0.015] * 7 + [0.005] * 3 + [0.03125, 0.015]
+    step = coexec.function(train)
+    found = run(step, rates[:7])
+    before = learnt(step)
+    for rate in rates[7:]:
+        found.append(float(step(rate)))
+    assert learnt(step) == before, step.explain()
+    np.testing.assert_allclose(found, run(train, rates), rtol=1e-4)
+
+
+def test_numbers_that_pass_through_functions_of_keras():
+    holder = types.SimpleNamespace(scale=0.7)
+    function = lambda x: keras.ops.tanh(keras.ops.multiply(x, holder.scale)) + keras.ops.clip(x, -holder.scale, 0.9)  # noqa: E731
+    step = coexec.function(function)
+    for _ in range(4):
+        step(X)
+    before = learnt(step)
+    for holder.scale in (0.5, 0.25, 0.125):
+        np.testing.assert_allclose(step(X), function(X), rtol=1e-6)
+    assert learnt(step) == before, step.explain()
+
+
 HOSTILE = {
     "kinds": [0.5, 1, True, np.float32(0.5), np.float64(0.5), np.int32(1), 0.5, 1.0, np.float16(0.5), np.bool_(True)],
     "zeros": [0.0, -0.0, 0.0, np.float32(-0.0), np.float32(0.0), 0, -0.0],
