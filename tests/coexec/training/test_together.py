@@ -3,6 +3,7 @@
 import _thread
 import contextlib
 import re
+import signal
 import threading
 import time
 
@@ -312,9 +313,13 @@ def test_ctrl_c():
         _thread.interrupt_main()
 
     thread = threading.Thread(target=interrupt)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores it
     thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        fit(model, x=x, steps_per_epoch=10**6)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            fit(model, x=x, steps_per_epoch=10**6)
+    finally:
+        signal.signal(signal.SIGINT, handler)
     thread.join()
     steps = int(model.optimizer.iterations)
     assert steps > 240 + 8
