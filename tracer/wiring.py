@@ -231,6 +231,8 @@ def _converted(value: Any, spec: Spec, signature: Signature, i: int, args: tuple
 
 def number_fed(value: Any, spec: Spec, k: int, step: Step, args: tuple[Any, ...]) -> Any:
     """Returns the tensor that a Python value becomes if it is passed for feed `k` of a step."""
+    if value.__class__ is not float or value != 0.0:
+        return make_constant(value, spec.dtype)
     signature, i = signature_of(step.op or ""), _input_fed(k, step)
     if signature is None or i is None:
         return make_constant(value, spec.dtype)
