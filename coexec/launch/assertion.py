@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import FunctionType
 from typing import Any
 
@@ -50,6 +51,22 @@ class Assertion:
 
     __hash__ = None  # type: ignore[assignment]
 
+    def shown(self) -> list[Any]:
+        """Returns what it takes beside the segment's tensors: constants as `Const`, eager tensors as they are."""
+        return list(_shown(self.arguments))
+
+
+def _shown(forms: list[Any]) -> Iterator[Any]:
+    for form in forms:
+        if isinstance(form, _ByIdentity):
+            if isinstance(form.value, EagerTensor):
+                yield form.value
+        elif isinstance(form, tuple):
+            if isinstance(form[0], Const):
+                yield form[0]
+            else:
+                yield from _shown(form[1])
+
 
 def fail(
     assertion: Assertion | None, real: list[Any], feeds: list[Any], location: Location, note: Note | None = None
@@ -83,7 +100,8 @@ def described(value: Any, cursor: Any) -> Any:
     if kind is LazyTensor:
         const = value._out.const
         if const is not None:
-            return const, value._out.spec
+            place = None if value._value is None else cursor.place(value._value)
+            return (const, value._out.spec) if place is None else -1 - place
         if value._value is None:
             number = value._key - cursor.base
             if not 0 <= number < cursor.step.end:

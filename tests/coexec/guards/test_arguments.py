@@ -310,3 +310,40 @@ def test_assertions_are_passed_over_where_they_say_the_same(name, monkeypatch):
         assert_same(*results, path=f"call {number}: ")
     assert any(passed)
     assert step.stats().followed > 20
+
+
+# What an assertion's error shows beside what it checks.
+SHOWN = {
+    "constants": lambda n: tf.constant((9.0, 10.0, 1.5)[n % 3]),
+    "numbers": lambda n: (9.0, 10.0, 1.5)[n % 3],
+    "tensors": lambda n: (FIRST, SECOND, LOW)[n % 3],
+    "fresh": lambda n: tf.constant(np.float32([n, 3.5])),
+    "variables": lambda n: VARIABLE,
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_what_only_the_error_shows(name):
+    """It is the call's own, whether the assertion was passed over or not."""
+
+    def make(decorate):
+        @decorate
+        def step(x, n):
+            x = x * 2.0
+            tf.debugging.Assert(tf.reduce_sum(x) < 20.0, ["sum", x, [SHOWN[name](n)], n], summarize=4)
+            tf.debugging.assert_less(x, 15.0, "words")
+            return x - 1.0
+
+        return step
+
+    plain, step = make(unchanged), make(coexec.function)
+    for number in range(-20, 24):
+        x = tf.constant([1.0, 2.0, 11.0 if number > 0 and number % 4 == 0 else 4.0])
+        results = []
+        for run in (plain, step):
+            try:
+                results.append(snapshot(run(x, max(number, 0))))
+            except tf.errors.OpError as error:
+                results.append(snapshot(error.with_traceback(None)))
+        assert_same(*results, path=f"call {number}: ")
+    assert step.stats().followed > 20
