@@ -55,7 +55,7 @@ def compared(backend, calls=12, make=accumulator, given=X):
 
 
 def test_once_for_each_executable(backend):
-    """The first launch is compared, no later one; another shape is compiled anew, and compared as well."""
+    """The first launch at each size is compared, no later one; XLA compiles for each size, one graph serves both."""
     step = compared(backend)
     stats = step.stats()
     assert (stats.validated, stats.compiles, stats.launches) == (1, 1, 10)
@@ -64,7 +64,7 @@ def test_once_for_each_executable(backend):
         for _ in range(4):
             step(X[:2])
     stats = step.stats()
-    assert (stats.validated, stats.compiles) == (2, 2)
+    assert (stats.validated, stats.compiles) == (2, 2 if JIT[backend] else 1)
 
 
 def test_it_can_be_switched_off(backend):
