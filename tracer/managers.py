@@ -1,8 +1,9 @@
 """Managers: the context managers that a frame is inside of, and whether their cleanup could affect an error.
 
 A deferred operation fails later than eagerly, so its error escapes the `with` and `try` statements around it. That
-makes no difference if they let every error pass, do not inspect it, and issue no operations. This is decided from the
-actual manager in the frame, not its name, and from the bytecode of the cleanup code.
+makes no difference if they let every error pass, do not inspect it, raise none of their own, and issue no operations.
+This is decided from the actual manager in the frame, not its name, and from the bytecode of the cleanup code and the
+values that it finds.
 
 Relies on: the position of a frame's value stack in CPython 3.11 to 3.13, tested at import; the instructions that `dis`
 reports; `contextlib._GeneratorContextManager.gen`, `contextlib.ExitStack._exit_callbacks`.
@@ -26,7 +27,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, BuiltinMethodType, CodeType, FrameType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 MAX_KNOWN = 1000  # code objects
 MAX_CALLS = 3  # depth of calls from cleanup code that is analysed
@@ -93,6 +94,14 @@ def add_passing(*functions: Any) -> None:
     _PASSING.update(functions)
 
 
+class Load(NamedTuple):
+    """A variable that code loads, and the attributes that it follows from there."""
+
+    kind: str
+    name: str
+    path: list[str]
+
+
 @dataclass(slots=True)
 class Cleanup:
     """What cleanup code does: of a `finally` clause, or of an `__exit__` method."""
@@ -104,6 +113,10 @@ class Cleanup:
     stores: list[tuple[str, str, str]] = field(default_factory=list)  # writes: object's kind and name, attribute
     attributes: set[str] = field(default_factory=set)  # names of the variables and attributes it loads, and `ITEMS`
     others: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)  # exception classes caught before it
+    # What makes it raise an error of its own, in the place of the operation's:
+    items: list[tuple[Load, Any, bool]] = field(default_factory=list)  # containers, keys or loads, whether written
+    divisors: list[Load] = field(default_factory=list)
+    converted: list[Load] = field(default_factory=list)  # to numbers
 
     def note(self, kind: str, name: str, path: tuple[str, ...]) -> None:
         """Adds a load."""
@@ -173,6 +186,7 @@ def scan(
     cleanup: Cleanup, instructions: Iterable[dis.Instruction], arguments: tuple[str, ...] = (), handling: bool = False
 ) -> None:
     """Adds the effects of these instructions to `cleanup`; `handling`: whether they are part of a handler."""
+    raising = _Raising(cleanup)
     path: list[str] | None = None  # attributes of the load in progress
     root = "", ""
     copied: list[tuple[str, str]] = []  # objects with an attribute that is read and then written
@@ -181,6 +195,7 @@ def scan(
         if name in _ATTRIBUTES and path is not None:
             path.append(str(value))
             continue
+        raising.scan(name, value, made)
         if name == "COPY" and path == []:
             copied.append(root)
             continue
@@ -200,6 +215,7 @@ def scan(
                 cleanup.reads_arguments = True
             elif value not in made:
                 root, path = (_ROOTS[name], str(value)), []
+                raising.load(Load(*root, path))
         elif name in ("STORE_FAST", "DELETE_FAST"):
             made.add(str(value))
         elif name in ("BINARY_SUBSCR", "STORE_SUBSCR"):
@@ -212,12 +228,71 @@ def scan(
         cleanup.harmless = False
 
 
+_DIVIDING = {2: "//", 6: "%", 8: "**", 11: "/", 15: "//", 19: "%", 21: "**", 24: "/"}  # arguments of BINARY_OP
+_KEEPING = frozenset({"CACHE", "COPY", "EXTENDED_ARG", "NOP", "PRECALL", "PUSH_NULL"})  # leave what is loaded in place
+
+
+class _Raising:
+    """Finds what may raise for some values: divisions, lookups of items, conversions to numbers."""
+
+    def __init__(self, cleanup: Cleanup) -> None:
+        self._cleanup = cleanup
+        self._loaded: list[Any] = []  # one after the other, last: a `Load`, a constant, or None for what is computed
+        self._text = False  # whether the statement has a text
+        self._converts = False  # whether it calls `int` or `float`
+        self._copied = False
+        self._updates = 0  # items read that are written next
+
+    def load(self, load: Load) -> None:
+        """Adds a load, whose attributes may follow."""
+        self._loaded.append(load)
+        if load.name in ("int", "float"):
+            self._converts = True
+        elif self._converts:
+            self._cleanup.converted.append(load)
+
+    def scan(self, name: str, value: Any, made: set[str]) -> None:
+        """Adds an instruction other than loads of attributes."""
+        cleanup, loaded = self._cleanup, self._loaded
+        if name == "LOAD_CONST":
+            loaded.append((value,))
+            self._text = self._text or isinstance(value, (str, bytes))
+            cleanup.harmless &= not (self._converts and isinstance(value, (str, bytes)))
+            return
+        if name in _ROOTS:
+            if str(value) in made:
+                loaded.append(None)
+            return
+        if name in _KEEPING:
+            self._copied = self._copied or name == "COPY"
+            return
+        self._updates += name == "BINARY_SUBSCR" and self._copied
+        self._copied = False
+        last = loaded[-1] if loaded else None
+        if name == "BINARY_SUBSCR" or (name == "STORE_SUBSCR" and not self._updates):
+            known = len(loaded) > 1 and last is not None and isinstance(loaded[-2], Load)
+            if known:
+                cleanup.items.append((loaded[-2], last, name == "STORE_SUBSCR"))
+            cleanup.harmless &= known
+        elif name == "STORE_SUBSCR":
+            self._updates -= 1
+        elif name == "BINARY_OP" and value in _DIVIDING and not (_DIVIDING[value] == "%" and self._text):
+            if isinstance(last, Load):
+                cleanup.divisors.append(last)
+            else:
+                cleanup.harmless &= last is not None and last[0] != 0
+        elif name == "POP_TOP" or name.startswith("STORE_"):
+            self._text = self._converts = False
+        loaded.clear()
+
+
 # Everything loaded must be plain: unable to issue an operation or inspect an error.
 
 _SCALARS = frozenset({int, float, str, bool, bytes, type(None)})
 _GROWING = {list: ("append", "clear"), collections.deque: ("append", "appendleft", "clear"), set: ("add", "clear"),
             logging.Logger: ("debug", "info", "warning", "error", "critical", "log")}  # fmt: skip
-_FUNCTIONS = {print, len, round, abs, repr, *(f for m in (time, math) for f in vars(m).values() if callable(f))}
+_FUNCTIONS = {print, len, round, abs, repr, *(f for f in vars(time).values() if callable(f)),
+              math.fabs, math.isclose, math.isfinite, math.isinf, math.isnan}  # those that raise for no number
 _CLASSES = {int, float, str, bool}
 ITEMS = "[]"  # stands for the items of any container, among the names that code reads or writes
 _LISTED = 100  # largest container that is searched
@@ -280,6 +355,8 @@ def are_plain(cleanup: Cleanup, look_up: Callable[[str, str], Any], depth: int =
             except KeyError:  # not set yet: the cleanup writes it before it reads it
                 if len(path) != 1 or (kind, name, *path) not in cleanup.stores:
                     return False
+        if not _raises_nothing(cleanup, look_up):
+            return False
         for kind, name, path in cleanup.others:
             caught = look_up(kind, name)
             for attribute in path:
@@ -289,6 +366,29 @@ def are_plain(cleanup: Cleanup, look_up: Callable[[str, str], Any], depth: int =
     except (LookupError, AttributeError, ValueError):
         return False
     return True
+
+
+def _raises_nothing(cleanup: Cleanup, look_up: Callable[[str, str], Any]) -> bool:
+    """Returns whether items are there, divisors are no zeros, and what is converted to numbers is no text."""
+
+    def value_of(loaded: Any) -> Any:
+        if not isinstance(loaded, Load):
+            return loaded[0]
+        value = look_up(loaded.kind, loaded.name)
+        for name in loaded.path:
+            value, _ = _attribute(value, name)
+        return value
+
+    for holder, key, written in cleanup.items:
+        container, place = value_of(holder), value_of(key)
+        if isinstance(container, dict):
+            if not (written or type(container) is collections.Counter or place in container):
+                return False
+        elif not isinstance(place, int) or not -len(container) <= place < len(container):
+            return False
+    if not all(isinstance(divisor := value_of(load), (int, float)) and divisor != 0 for load in cleanup.divisors):
+        return False
+    return not any(isinstance(value_of(load), (str, bytes)) for load in cleanup.converted)
 
 
 def _only_writes(value: Any, attribute: str) -> bool:
@@ -304,26 +404,14 @@ def _is_plain(value: Any, path: tuple[str, ...], depth: int) -> bool:
         last = n == len(path) - 1
         kind: Any = type(value)
         if kind in _GROWING:
-            return last and (name in _GROWING[kind] or (kind is list and name == "pop" and _has_scalars(value)))
+            pops = kind is list and name == "pop" and len(value) > 0 and _has_scalars(value)
+            return last and (name in _GROWING[kind] or pops)
         if kind in _SCALARS:
             return last and kind is str
-        if issubclass(kind, ModuleType):
-            value = getattr(value, name)
-            continue
-        if kind.__getattribute__ is not object.__getattribute__:
-            return False
-        found: Any = next((vars(c)[name] for c in kind.__mro__ if name in vars(c)), None)
-        held = getattr(value, "__dict__", {})
-        if hasattr(type(found), "__set__"):  # a property, or a slot
-            if type(found).__name__ != "member_descriptor":
-                return False
-            value = found.__get__(value, kind)
-        elif name in held:
-            value = held[name]
-        elif type(found) is FunctionType and last:
+        found, is_method = _attribute(value, name)
+        if is_method and last:
             return _calls_fit(found, value, depth + 1)
-        else:
-            value = found if found is not None else held[name]
+        value = found
     if type(value) is FunctionType:
         return _calls_fit(value, None, depth + 1)
     if issubclass(type(value), type):
@@ -331,6 +419,24 @@ def _is_plain(value: Any, path: tuple[str, ...], depth: int) -> bool:
     if type(value) is BuiltinFunctionType:
         return value in _FUNCTIONS
     return type(value) in _SCALARS or _has_scalars(value)
+
+
+def _attribute(value: Any, name: str) -> tuple[Any, bool]:
+    """Returns an attribute, and whether it is a function of the class; raises `LookupError` if code would run."""
+    kind: Any = type(value)
+    if issubclass(kind, ModuleType):
+        return getattr(value, name), False
+    if kind.__getattribute__ is not object.__getattribute__:
+        raise LookupError
+    found: Any = next((vars(c)[name] for c in kind.__mro__ if name in vars(c)), None)
+    held = getattr(value, "__dict__", {})
+    if hasattr(type(found), "__set__"):  # a property, or a slot
+        if type(found).__name__ != "member_descriptor":
+            raise LookupError
+        return found.__get__(value, kind), False
+    if name in held or found is None:
+        return held[name], False
+    return found, type(found) is FunctionType
 
 
 def _has_scalars(value: Any) -> bool:
