@@ -238,7 +238,7 @@ class _Raising:
     def __init__(self, cleanup: Cleanup) -> None:
         self._cleanup = cleanup
         self._loaded: list[Any] = []  # one after the other, last: a `Load`, a constant, or None for what is computed
-        self._text = False  # whether the statement has a text
+        self._formats = False  # whether the statement has a text to format, whose `%` is no remainder
         self._converts = False  # whether it calls `int` or `float`
         self._copied = False
         self._updates = 0  # items read that are written next
@@ -256,7 +256,7 @@ class _Raising:
         cleanup, loaded = self._cleanup, self._loaded
         if name == "LOAD_CONST":
             loaded.append((value,))
-            self._text = self._text or isinstance(value, (str, bytes))
+            self._formats = self._formats or (isinstance(value, str) and "%" in value)
             cleanup.harmless &= not (self._converts and isinstance(value, (str, bytes)))
             return
         if name in _ROOTS:
@@ -276,13 +276,13 @@ class _Raising:
             cleanup.harmless &= known
         elif name == "STORE_SUBSCR":
             self._updates -= 1
-        elif name == "BINARY_OP" and value in _DIVIDING and not (_DIVIDING[value] == "%" and self._text):
+        elif name == "BINARY_OP" and value in _DIVIDING and not (_DIVIDING[value] == "%" and self._formats):
             if isinstance(last, Load):
                 cleanup.divisors.append(last)
             else:
                 cleanup.harmless &= last is not None and last[0] != 0
         elif name == "POP_TOP" or name.startswith("STORE_"):
-            self._text = self._converts = False
+            self._formats = self._converts = False
         loaded.clear()
 
 

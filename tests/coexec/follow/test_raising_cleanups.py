@@ -36,6 +36,7 @@ RAISING = {
     "a quotient": "7 / held.n",
     "a quotient in place": "held.n //= n",
     "a remainder": "size = 7 % n",
+    "a remainder beside a text": "held.words = 'rest', 7 % n",
     "a power": "0.0 ** -n",
     "by a constant": "1 // 0",
     "by what is computed": "5 / (n - n)",
@@ -51,6 +52,7 @@ PASSING = {
     "a mean": "held.counts['a'] = held.counts['a'] / 4.0",
     "a clock": "held.rows.append(time.perf_counter() - begun)",
     "a text": "print('%d of %s' % (n, held.counts), end='')",
+    "a text of what is computed": "print('%.0f s' % (time.perf_counter() - begun), end='')",
     "a counter": "held.counter[n] += 1",
     "a whole number": "int(held.n)",
 }
