@@ -51,9 +51,10 @@ from tracer.lazy import LazyTensor, Output, has_pending, new_lazy, unwrap
 from tracer.location import place_of
 from tracer.op import function_name, plain_name, signature_of
 from tracer.open_sizes import close
+from tracer.private import EagerTensor
 from tracer.shape_sources import decide_early
 from tracer.sizes import settled
-from tracer.spec import INTEGERS
+from tracer.spec import INTEGERS, spec_of
 
 _new = LazyTensor.__new__
 
@@ -323,14 +324,19 @@ class Follower(CallState):
         return self.run_alone(run)
 
     def constant(self, value: Any, dtype: Any) -> Any:
-        """Returns a lazy tensor for a small Python value, which is converted only on demand."""
+        """Returns a lazy tensor for a Python value; a small one is converted only on demand.
+
+        All tensors that a call makes are of one class, as eagerly: Keras' tests compare that of two of them.
+        """
         if self.recorder is not None:
             return self.recorder.constant(value, dtype)
-        if not small(value):
-            return intercept.make_constant(value, dtype)
-        out, tensor = constant_output(value, dtype)
+        out, tensor = constant_output(value, dtype) if small(value) else (None, intercept.make_constant(value, dtype))
         if out is None:
-            return tensor
+            if type(tensor) is not EagerTensor:
+                return tensor
+            lazy = new_lazy(Output(spec_of(tensor)), -1, self)
+            lazy._value = tensor
+            return lazy
         lazy = new_lazy(out, -1, self)
         lazy._value = tensor
         self.constants.append(lazy)

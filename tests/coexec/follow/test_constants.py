@@ -194,3 +194,31 @@ def test_numbers_that_change_are_fed_from_the_second_call_on(jit):
     stats = fn.stats()
     assert (stats.recorded, stats.followed) == (1, len(CALLS) - 1), fn.explain()
     assert stats.launches == len(CALLS) - 2, fn.explain()
+
+
+@pytest.mark.parametrize("size", [3, 300])
+def test_tensors_of_a_call_are_of_one_class(size):
+    """Those converted from arrays, however large, and those computed; gradients know both, and kept ones stay."""
+    array = np.linspace(-1.0, 1.0, size, dtype=np.float32)
+
+    def make(decorate):
+        v, kept = tf.Variable(tf.ones([size])), []
+
+        @decorate
+        def step(i):
+            one, other = tf.constant(array * (i + 1)), tf.convert_to_tensor(array)
+            with tf.GradientTape() as tape:
+                tape.watch([one, other])
+                y = one * other + v
+                z = tf.reduce_sum(y * y)
+            gradients = tape.gradient(z, [one, other, v])
+            kept.append(one)
+            assert type(one) is type(other) is type(y) is type(gradients[0])
+            assert isinstance(one, tf.Tensor)
+            assert one.shape == [size]
+            assert one is kept[-1]
+            return gradients, one, kept[0] + other, other.numpy().sum()
+
+        return step
+
+    assert run_both(make, CALLS * 3).stats().followed > 10
