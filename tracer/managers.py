@@ -195,7 +195,7 @@ def scan(
         if name in _ATTRIBUTES and path is not None:
             path.append(str(value))
             continue
-        raising.scan(name, value, made)
+        raising.scan(name, value)
         if name == "COPY" and path == []:
             copied.append(root)
             continue
@@ -213,7 +213,10 @@ def scan(
         if name in _ROOTS:
             if value in arguments:
                 cleanup.reads_arguments = True
-            elif value not in made:
+                raising.load(None)
+            elif value in made:
+                raising.load(None)
+            else:
                 root, path = (_ROOTS[name], str(value)), []
                 raising.load(Load(*root, path))
         elif name in ("STORE_FAST", "DELETE_FAST"):
@@ -230,6 +233,7 @@ def scan(
 
 _DIVIDING = {2: "//", 6: "%", 8: "**", 11: "/", 15: "//", 19: "%", 21: "**", 24: "/"}  # arguments of BINARY_OP
 _KEEPING = frozenset({"CACHE", "COPY", "EXTENDED_ARG", "NOP", "PRECALL", "PUSH_NULL"})  # leave what is loaded in place
+_CONVERTING = ("int", "float", "round")
 
 
 class _Raising:
@@ -237,31 +241,33 @@ class _Raising:
 
     def __init__(self, cleanup: Cleanup) -> None:
         self._cleanup = cleanup
-        self._loaded: list[Any] = []  # one after the other, last: a `Load`, a constant, or None for what is computed
+        self._loaded: list[Any] = []  # one after the other, last: a `Load`, a constant, or None for what is not known
         self._formats = False  # whether the statement has a text to format, whose `%` is no remainder
-        self._converts = False  # whether it calls `int` or `float`
+        self._converts = False  # whether it calls one of `_CONVERTING`
         self._copied = False
         self._updates = 0  # items read that are written next
 
-    def load(self, load: Load) -> None:
-        """Adds a load, whose attributes may follow."""
+    def load(self, load: Load | None) -> None:
+        """Adds a load, whose attributes may follow; None for an argument, or what the cleanup has computed."""
         self._loaded.append(load)
-        if load.name in ("int", "float"):
+        self._copied = False
+        if load is None:
+            self._cleanup.harmless &= not self._converts
+        elif load.name in _CONVERTING:
             self._converts = True
         elif self._converts:
             self._cleanup.converted.append(load)
 
-    def scan(self, name: str, value: Any, made: set[str]) -> None:
-        """Adds an instruction other than loads of attributes."""
+    def scan(self, name: str, value: Any) -> None:
+        """Adds an instruction other than loads of variables and attributes."""
         cleanup, loaded = self._cleanup, self._loaded
         if name == "LOAD_CONST":
             loaded.append((value,))
+            self._copied = False
             self._formats = self._formats or (isinstance(value, str) and "%" in value)
             cleanup.harmless &= not (self._converts and isinstance(value, (str, bytes)))
             return
         if name in _ROOTS:
-            if str(value) in made:
-                loaded.append(None)
             return
         if name in _KEEPING:
             self._copied = self._copied or name == "COPY"
@@ -291,8 +297,10 @@ class _Raising:
 _SCALARS = frozenset({int, float, str, bool, bytes, type(None)})
 _GROWING = {list: ("append", "clear"), collections.deque: ("append", "appendleft", "clear"), set: ("add", "clear"),
             logging.Logger: ("debug", "info", "warning", "error", "critical", "log")}  # fmt: skip
-_FUNCTIONS = {print, len, round, abs, repr, *(f for f in vars(time).values() if callable(f)),
-              math.fabs, math.isclose, math.isfinite, math.isinf, math.isnan}  # those that raise for no number
+# Of `time` and `math`, those that raise for no number.
+_FUNCTIONS = {print, len, round, abs, repr, time.time, time.time_ns, time.perf_counter, time.perf_counter_ns,
+              time.monotonic, time.monotonic_ns, time.process_time, time.process_time_ns, time.strftime,
+              math.fabs, math.isclose, math.isfinite, math.isinf, math.isnan}  # fmt: skip
 _CLASSES = {int, float, str, bool}
 ITEMS = "[]"  # stands for the items of any container, among the names that code reads or writes
 _LISTED = 100  # largest container that is searched
@@ -369,7 +377,7 @@ def are_plain(cleanup: Cleanup, look_up: Callable[[str, str], Any], depth: int =
 
 
 def _raises_nothing(cleanup: Cleanup, look_up: Callable[[str, str], Any]) -> bool:
-    """Returns whether items are there, divisors are no zeros, and what is converted to numbers is no text."""
+    """Returns whether items are there, divisors are no zeros, and what is converted can be."""
 
     def value_of(loaded: Any) -> Any:
         if not isinstance(loaded, Load):
@@ -388,7 +396,12 @@ def _raises_nothing(cleanup: Cleanup, look_up: Callable[[str, str], Any]) -> boo
             return False
     if not all(isinstance(divisor := value_of(load), (int, float)) and divisor != 0 for load in cleanup.divisors):
         return False
-    return not any(isinstance(value_of(load), (str, bytes)) for load in cleanup.converted)
+    return all(map(_converts, map(value_of, cleanup.converted)))
+
+
+def _converts(value: Any) -> bool:
+    """Returns whether a value, or a function that computes one, is no text, and neither None nor infinite."""
+    return not isinstance(value, (str, bytes, type(None))) and (type(value) is not float or math.isfinite(value))
 
 
 def _only_writes(value: Any, attribute: str) -> bool:

@@ -443,11 +443,12 @@ class Observation:
             raise CannotMemoize("its Python reads the value of a tensor")
         externals = self._run.cursor.externals
         used = {const_at(const, externals) for step in steps for const in constants_of(step)}
-        for shown in (shown for step in steps if step.assertion is not None for shown in step.assertion.shown()):
-            const = shown if isinstance(shown, Const) else self._run.cursor.constant_of(shown)
-            if const is None:
-                raise CannotMemoize("an assertion shows a tensor that no operation takes")
-            used.add(const)
+        for assertion in [step.assertion for step in steps if step.assertion is not None]:
+            for shown in assertion.shown():
+                const = shown if isinstance(shown, Const) else self._run.cursor.constant_of(shown)
+                if const is None:
+                    raise CannotMemoize("an assertion shows a tensor that no operation takes")
+                used.add(const)
         if end.dynamic and not self._gradient:
             sized = {c.at(externals) for step in steps for c in constants_of(step) if isinstance(c, SizedConst)}
             if any(const in sized for _, const in known):

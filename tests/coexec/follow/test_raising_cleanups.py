@@ -21,7 +21,10 @@ class Held:
 
     def __init__(self):
         self.counts, self.rows, self.n, self.name, self.words = {"a": 1.0}, [1.0, 2.0], 1, "a", "7"
-        self.counter = collections.Counter()
+        self.counter, self.total, self.missing = collections.Counter(), 1.0, float("nan")
+
+    def rate(self, n):
+        return self.total / n
 
 
 # What raises in some calls, or in each.
@@ -44,6 +47,11 @@ RAISING = {
     "a variable's text as a number": "float(held.words)",
     "an empty list": "held.rows.pop()",
     "a root": "math.sqrt(-n)",
+    "a method's argument": "held.rate(n)",
+    "an item set behind a sum": "held.total += held.counts['a']\nheld.rows[n] = 2.0",
+    "a whole number of none": "int(held.missing)",
+    "a rounded one of none": "round(held.missing)",
+    "a negative time": "time.sleep(-n)",
     "an exception": "if n == 0:\n    raise KeyError(n)",
 }
 # What raises for no value that it has here.
@@ -98,7 +106,8 @@ def made(text, cleanup):
     def make(decorate):
         held = Held()
         names = {"tf": tf, "time": time, "math": math, "held": held}
-        exec(text.replace("CLEANUP", cleanup.replace("\n", "\n            ")), names)
+        before, _, after = text.partition("CLEANUP")
+        exec(before + cleanup.replace("\n", "\n" + before.rpartition("\n")[2]) + after, names)
         return held, decorate(names["step"])
 
     return make
