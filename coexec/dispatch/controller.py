@@ -143,12 +143,10 @@ class Controller:
             if attempt.holds:
                 attempt.holds = False
                 intercept.release()
+        propagating = _propagating(error, attempt.outer)
         self._failed([error])
-        context = error.__context__
-        while context is not None and context is not attempt.outer:  # an exception that was propagating to the program
-            if not is_fault(context):
-                raise context
-            context = context.__context__
+        if propagating is not None:
+            raise propagating
         if attempt.raised is not None:
             raise attempt.raised
         if not attempt.results:
@@ -508,6 +506,19 @@ class Attempt:
             raise
         self.results = [result]
         return result
+
+
+def _propagating(error: BaseException | None, outer: BaseException | None) -> BaseException | None:
+    """Returns the program's exception that a fault of the runtime came on top of, or None.
+
+    None, too, where the program recurred without end and the runtime's code was what got too deep: what comes before
+    in the chain is what the program was handling meanwhile.
+    """
+    while error is not None and error is not outer and not isinstance(error, RecursionError):
+        if not is_fault(error):
+            return error
+        error = error.__context__
+    return None
 
 
 def _is_routine(following: Follower, seconds: float) -> bool:

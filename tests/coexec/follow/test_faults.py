@@ -13,6 +13,7 @@ import coexec
 from coexec import testing
 from coexec.base.budget import Budget
 from coexec.base.tuning import tuning
+from coexec.dispatch.controller import Controller
 from coexec.follow.follower import Follower
 from coexec.launch.executor import SegmentExecutor
 from tests.faults import ROOT
@@ -64,14 +65,14 @@ class Program:
         return [*found, self.count.numpy(), self.weight.numpy(), self.log]
 
 
-def broken(monkeypatch, owner, name, times):
+def broken(monkeypatch, owner, name, times, kind=Planned):
     """Has a function of the runtime raise so often, as if its own code did; returns how often it has."""
     original, raised = getattr(owner, name), []
     source = (
         "def wrapped(*args, **kwargs):\n    if len(raised) < times:\n        raised.append(1)\n"
-        "        raise Planned('planned')\n    return original(*args, **kwargs)\n"
+        "        raise kind('planned')\n    return original(*args, **kwargs)\n"
     )
-    names = {"original": original, "raised": raised, "times": times, "Planned": Planned}
+    names = {"original": original, "raised": raised, "times": times, "kind": kind}
     exec(compile(source, sys.modules[owner.__module__].__file__, "exec"), names)
     monkeypatch.setattr(owner, name, names["wrapped"])
     return raised
@@ -187,6 +188,28 @@ def test_what_fails_behind_a_library_call_does_not_run_it_again(monkeypatch):
     found = [fn(X).numpy() for fn in [coexec.function(step)] for _ in range(4)]
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert (len(raised), log) == (2, [0, 1, 2, 3])
+
+
+def test_a_recursion_without_end_hides_no_error_that_is_being_handled(monkeypatch):
+    """It ends in the runtime's code, and so does what follows: the program's `except` has had its own error before."""
+
+    def step(x):
+        try:
+            return x.nothing
+        except AttributeError:
+            return tf.sin(x)
+
+    fn = coexec.function(step)
+    fn(X), fn(X), fn(X)
+    raised = [
+        broken(monkeypatch, Follower, "fault", 1, RecursionError),
+        broken(monkeypatch, Follower, "expected", 1),
+        broken(monkeypatch, Controller, "_leave", 1),
+    ]
+    with pytest.raises(RecursionError, match="planned"):
+        fn(X)
+    assert [len(times) for times in raised] == [1, 1, 1]
+    np.testing.assert_allclose(fn(X), tf.sin(X))
 
 
 @pytest.mark.slow
