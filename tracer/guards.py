@@ -15,15 +15,14 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tracer.frame_slots import READABLE, variables_of
 from tracer.managers import (
     ITEMS,
     Cleanup,
     add_failures,
     add_passing,
     is_of_others,
-    readable,
     scan,
-    variables_of,
 )
 
 # Context managers that never swallow an exception, identified by what the program calls. Other `with` blocks
@@ -74,7 +73,7 @@ def guard_of(code: CodeType, offset: int, namespace: dict[str, Any], trusted: bo
     More exact than `is_guarded`. With `trusted`, `finally` clauses of this code are taken to be harmless.
     """
     entries = _exception_table(code)
-    if entries is None or not readable:
+    if entries is None or not READABLE:
         return is_guarded(code, offset, namespace)
     if not any(e.start <= offset < e.end for e in entries):
         return False  # most code: disassembling all of it would take most of a first call

@@ -13,8 +13,9 @@ import tensorflow
 
 from tracer import keras_packages
 from tracer.faults import passes
+from tracer.frame_slots import item_of
 from tracer.guards import Guard, guard_of, start_of
-from tracer.managers import are_plain, global_of, item_of, lets_pass
+from tracer.managers import are_plain, global_of, lets_pass
 
 
 class Frame(NamedTuple):

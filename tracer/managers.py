@@ -5,8 +5,8 @@ makes no difference if they let every error pass, do not inspect it, raise none 
 This is decided from the actual manager in the frame, not its name, and from the bytecode of the cleanup code and the
 values that it finds.
 
-Relies on: the position of a frame's value stack in CPython 3.11 to 3.13, tested at import; the instructions that `dis`
-reports; `contextlib._GeneratorContextManager.gen`, `contextlib.ExitStack._exit_callbacks`.
+Relies on: the instructions that `dis` reports; `contextlib._GeneratorContextManager.gen`,
+`contextlib.ExitStack._exit_callbacks`.
 """
 
 from __future__ import annotations
@@ -14,41 +14,21 @@ from __future__ import annotations
 import builtins
 import collections
 import contextlib
-import ctypes
 import dis
 import inspect
 import io
 import logging
 import math
-import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from types import BuiltinFunctionType, BuiltinMethodType, CodeType, FrameType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 MAX_KNOWN = 1000  # code objects
 MAX_CALLS = 3  # depth of calls from cleanup code that is analysed
-
-_FRAME, _STACK = 24, 72  # byte offsets: of the frame's address in a frame object, of the variables and stack in a frame
-_POINTER = ctypes.sizeof(ctypes.c_void_p)
-
-
-def variables_of(code: CodeType) -> int:
-    """Returns the number of slots of a frame's variables, which precede its value stack."""
-    return len({*code.co_varnames, *code.co_cellvars}) + len(code.co_freevars)
-
-
-def _address(frame: FrameType, place: int) -> int:
-    start = ctypes.c_void_p.from_address(id(frame) + _FRAME).value or 0
-    return ctypes.c_void_p.from_address(start + _STACK + place * _POINTER).value or 0
-
-
-def item_of(frame: FrameType, place: int) -> Any:
-    """Returns the object in a slot of a running frame; the slot must hold one."""
-    return ctypes.cast(_address(frame, place), ctypes.py_object).value
 
 
 # `__exit__` methods, which are on the frame's stack as long as it is inside the statement.
@@ -459,33 +439,3 @@ def _has_scalars(value: Any) -> bool:
     if isinstance(value, dict):
         return all(type(k) in _SCALARS and type(v) in _SCALARS for k, v in value.items())
     return all(type(v) in _SCALARS for v in value)
-
-
-def _try_out() -> bool:
-    """Returns whether the value stack is at the expected position; dereferences no object found there."""
-    def left(*_: Any) -> None: ...
-
-    class Leaves:
-        def __get__(self, *_: Any) -> Any:
-            return left
-
-    class Manager:
-        __exit__ = Leaves()
-
-        def __enter__(self) -> None: ...
-
-    cell = 0
-
-    def inside(place: int) -> bool:
-        with Manager():
-            for _ in (cell,):
-                with Manager():
-                    frame = sys._getframe()
-                    first = variables_of(frame.f_code)
-                    return [_address(frame, first + n) == id(left) for n in range(3)] == [True, False, True]
-        return False
-
-    return sys.implementation.name == "cpython" and (3, 11) <= sys.version_info[:2] <= (3, 13) and inside(0)
-
-
-readable = _try_out()

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import coexec
-from tracer import managers
+from tracer import frame_slots
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="names decide before Python 3.11")
 
@@ -273,7 +273,7 @@ def counts(spelling):
 
 
 def test_the_value_stack_is_where_it_is_expected():
-    assert managers.readable
+    assert frame_slots.READABLE
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)

@@ -15,7 +15,7 @@ All preconditions are in this file; `Refused` is raised if one is not met:
   (`looks_at_variables`).
 * The variables to set are the function's own; those shared with inner functions are refused while tracing.
 * The place where a frame resumes begins a line, and is reached before anything else runs.
-* From 3.12 on, a jump binds unbound variables to None: so all must be bound.
+* From 3.12 on, a jump binds unbound variables to None: all must be bound, unless the slots of a frame are known.
 * No frame leaves a `try`, or a `with` that may swallow exceptions.
 
 Relies on what debuggers use: a frame's local trace function is called for each line that the frame reaches, and may set
@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 from coexec.base.tuning import tuning
 from tracer import hooks
 from tracer.errors import Refused
+from tracer.frame_slots import READABLE, jumping
 from tracer.guards import is_guarded, start_of
 from tracer.location import is_entry, is_user
 from tracer.source import function_of
@@ -130,7 +131,7 @@ def way_into_else(loop: Any, code: CodeType, bound: Iterable[str]) -> int | None
 
 
 def _line_to(statement: ast.stmt, code: CodeType, bound: Iterable[str]) -> int:
-    if sys.version_info >= (3, 12) and not set(code.co_varnames).issubset(bound):
+    if sys.version_info >= (3, 12) and not READABLE and not set(code.co_varnames).issubset(bound):
         raise Refused("Python would give a value to variables that have none yet, where a frame goes on elsewhere")
     line = line_of(code, statement)
     if line is None:
@@ -348,7 +349,8 @@ class Moves:
             if event == "line" and at.f_lineno not in lines:
                 try:
                     if line is not None:
-                        at.f_lineno = line  # type: ignore[misc]  # only while a line is traced
+                        with jumping(at):
+                            at.f_lineno = line  # type: ignore[misc]  # only while a line is traced
                     if values:
                         at.f_locals.update(values)  # written back after this call
                 finally:
@@ -372,5 +374,3 @@ class Moves:
 
 def _nothing(*_: Any) -> None:
     """Traces no other function."""
-
-

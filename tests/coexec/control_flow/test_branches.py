@@ -1,6 +1,7 @@
 """Branches on tensors: what the device decides, what stays with Python, and that nobody can tell."""
 
 import sys
+import warnings
 
 import keras
 import numpy as np
@@ -246,11 +247,43 @@ def costly_exits(x):
     return tf.reduce_sum(m) * 6.0
 
 
+def unbound_behind(x):
+    """What is unbound where a frame goes on stays so, and nothing warns."""
+    gone = x
+    del gone
+    with warnings.catch_warnings(record=True) as warned:
+        if x > 0.0:
+            y = x * 2.0
+        else:
+            y = x - 1.0
+        counts = [2 * n for n in range(3)]
+
+    def inner():
+        return shared
+
+    found = []
+    for read in (lambda: counts[n], inner):
+        try:
+            read()
+        except NameError as error:
+            found.append(str(error))
+    try:
+        found.append(later)  # noqa: F821 - bound below
+    except UnboundLocalError as error:
+        found.append(str(error))
+    try:
+        found.append(gone)  # noqa: F821 - deleted above
+    except UnboundLocalError as error:
+        found.append(str(error))
+    n = shared = later = 1
+    return y, found, counts, n + shared + later, [str(warning.message) for warning in warned]
+
+
 ON_DEVICE = [
     without_else, negated, with_else, several_names, many_ways, many_ways_without_else, nested, chain_of_and,
     chain_of_and_with_else, chain_of_or, of_negations, early_return, two_returns, early_exits, in_a_python_loop,
     in_a_python_loop_with_else, in_a_helper, of_a_number, loops_inside, pairs, swapped, conditional_expressions_inside,
-    costly, costly_exits,
+    costly, costly_exits, unbound_behind,
 ]  # fmt: skip
 
 
