@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import tensorflow as tf
 
@@ -23,6 +23,17 @@ from tracer.op import Signature, signature_of
 from tracer.private import EagerTensor, record
 from tracer.spec import Spec
 from tracer.stage import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from coexec.control_flow.program_types import Tensor, Value
+    from tracer.op import Const
+
+    Result = int | tuple[Const, Spec]  # of a block: a slot, or a constant with its spec
+    Backward = Callable[[Tensor], list[Tensor]]  # of a result: maps its cotangent to those of inputs
+
+_Found = TypeVar("_Found")
 
 
 class BlockVjp(NamedTuple):
@@ -46,12 +57,12 @@ def refuse_hidden(block: Block) -> None:
         raise Refused("it computes one result from another")
 
 
-def unwatched(work: Callable[[], Any]) -> Any:
+def unwatched(work: Callable[[], _Found]) -> _Found:
     """Returns the result of `work`, run on another thread, where this thread's tapes do not record it.
 
     Raises `Refused` for whatever it raises.
     """
-    found: list[Any] = []
+    found: list[_Found | BaseException] = []
 
     def run() -> None:
         try:
@@ -69,7 +80,7 @@ def unwatched(work: Callable[[], Any]) -> Any:
 
 def has_gradient(spec: Spec) -> bool:
     """Returns whether tapes watch tensors of this dtype."""
-    return spec.dtype.is_floating or spec.dtype.is_complex
+    return spec.dtype.is_floating or spec.dtype.is_complex  # type: ignore[no-any-return]
 
 
 class Taped(Stage):
@@ -80,7 +91,7 @@ class Taped(Stage):
         self._around[0].__enter__()
         return self
 
-    def fast(self, op: str, name: Any, args: tuple[Any, ...]) -> Any:
+    def fast(self, op: str, name: object, args: tuple[Value, ...]) -> Value:
         """Traces an operation and records it on the tape; returns its outputs."""
         result = super().fast(op, name, args)
         signature = signature_of(op)
@@ -89,7 +100,7 @@ class Taped(Stage):
         if op == "StridedSlice" and type(args[1]) is LazyTensor and args[1]._out.const is None:
             self._record_slice(result, args)
             return result
-        inputs: list[Any] = []
+        inputs: list[Tensor | list[Tensor]] = []
         for i, (value, is_list) in enumerate(zip(args[:count], signature.lists, strict=True)):
             items = [_tensor(v, signature, i, args) for v in (value if is_list else (value,))]
             inputs.append(items if is_list else items[0])
@@ -97,11 +108,11 @@ class Taped(Stage):
         record_on_tapes(op, tuple(args[count:]), inputs, [t for o in outputs for t in (o if type(o) is list else [o])])
         return result
 
-    def _record_slice(self, result: Any, args: tuple[Any, ...]) -> None:
+    def _record_slice(self, result: LazyTensor, args: tuple[Value, ...]) -> None:
         """Records a slice whose start is symbolic: TensorFlow's own gradient would read its value, for a constant."""
         sliced, begin, end, strides, *masks = args
 
-        def backward(back: Any) -> list[Any]:
+        def backward(back: Tensor) -> list[Tensor]:
             shape = list(sliced._out.spec.shape)
             return [self.fast("StridedSliceGrad", None, (shape, begin, end, strides, back, *masks))]
 
@@ -109,7 +120,7 @@ class Taped(Stage):
             record.record_operation("StridedSlice", [result], [sliced], backward)
 
 
-def _tensor(value: Any, signature: Signature, i: int, args: tuple[Any, ...]) -> Any:
+def _tensor(value: Value, signature: Signature, i: int, args: tuple[Value, ...]) -> Tensor:
     if isinstance(value, EagerTensor):
         return value
     return tf.convert_to_tensor(value, input_enum(signature, i, args, value))
@@ -146,7 +157,7 @@ def dense(gradient: BlockVjp) -> BlockVjp:
     return gradient
 
 
-def spec_in(block: Block, result: Any) -> Spec:
+def spec_in(block: Block, result: Result) -> Spec:
     """Returns the spec of a block's result, or of one of its slots."""
     if isinstance(result, tuple):
         return result[1]
@@ -173,7 +184,7 @@ def used_arguments(block: Block) -> set[int]:
     return {-1 - slot for slot in slots if CONST < slot < 0}
 
 
-def ancestors(block: Block, result: Any) -> set[int]:
+def ancestors(block: Block, result: Result) -> set[int]:
     """Returns the slots that a result of a block is computed from."""
     found = {result} if isinstance(result, int) else set()
     for step in reversed(block.steps):
@@ -187,7 +198,7 @@ def slots_of(step: Step) -> list[int]:
     return [s for i, slot in enumerate(step.slots) for s in (step.lists[i][0] if slot == LIST else (slot,))]
 
 
-def hides(block: Block, seen: set[Any]) -> bool:
+def hides(block: Block, seen: Collection[Result]) -> bool:
     """Returns whether a branch or recursive call inside computes something from a value that is `seen` outside of it.
 
     A tape would not know that the two are related.
@@ -206,13 +217,15 @@ def hides(block: Block, seen: set[Any]) -> bool:
     return False
 
 
-def issue_block(stage: Stage, block: Block, given: list[Any], instead: dict[int, Any] | None = None) -> list[Any]:
+def issue_block(
+    stage: Stage, block: Block, given: list[Tensor], instead: dict[int, Tensor] | None = None
+) -> list[Tensor]:
     """Issues a block's operations again in a stage, with these arguments; returns its results.
 
     `instead` holds tensors by slot that replace what is computed for those slots.
     """
     instead = instead or {}
-    values: dict[int, Any] = {**{-1 - n: v for n, v in enumerate(given)}, **instead}
+    values: dict[int, Tensor] = {**{-1 - n: v for n, v in enumerate(given)}, **instead}
     for step in block.steps:
         inputs = [input_of(step, i, slot, values) for i, slot in enumerate(step.slots)]
         outputs = _structure(stage, step, inputs) if step.op in STRUCTURES else issue_step(stage, step, inputs)
@@ -221,14 +234,14 @@ def issue_block(stage: Stage, block: Block, given: list[Any], instead: dict[int,
     return [values[r] if isinstance(r, int) else stage.constant(r[0].value, r[1].dtype) for r in block.results]
 
 
-def issue_step(stage: Stage, step: Step, inputs: list[Any]) -> list[Any]:
+def issue_step(stage: Stage, step: Step, inputs: list[Value]) -> list[Tensor]:
     """Issues an operation, not a structure, again in a stage; returns its outputs."""
     result = stage.fast(step.op or "", None, (*inputs, *step.attrs))
     found = result if isinstance(result, list) else [result]
     return [t for o in found for t in (o if type(o) is list else [o])]
 
 
-def input_of(step: Step, i: int, slot: int, values: dict[int, Any]) -> Any:
+def input_of(step: Step, i: int, slot: int, values: dict[int, Tensor]) -> Value:
     """Returns a step's input, given the values of slots."""
     if slot == LIST:
         slots, consts = step.lists[i]
@@ -236,14 +249,14 @@ def input_of(step: Step, i: int, slot: int, values: dict[int, Any]) -> Any:
     return step.consts[i].value if i in step.consts else values[slot]
 
 
-def tensors_of(step: Step, inputs: list[Any]) -> list[Any]:
+def tensors_of(step: Step, inputs: list[Value]) -> list[Tensor]:
     """Returns a structure's inputs, as tensors."""
     assert step.variant is not None
     return [v if isinstance(v, EagerTensor) else tf.convert_to_tensor(v, spec.dtype)
             for v, spec in zip(inputs, step.variant.key, strict=True)]  # fmt: skip
 
 
-def _structure(stage: Stage, step: Step, inputs: list[Any]) -> list[Any]:
+def _structure(stage: Stage, step: Step, inputs: list[Value]) -> list[LazyTensor]:
     given = tensors_of(step, inputs)
     if not isinstance(stage, Taped):
         return stage.structure(step.op or "", step.attrs[1], given, [out.spec for out in step.outputs])
@@ -252,7 +265,7 @@ def _structure(stage: Stage, step: Step, inputs: list[Any]) -> list[Any]:
     return _branch(stage, step, *given)
 
 
-def _branch(stage: Stage, step: Step, condition: Any, *given: Any) -> list[Any]:
+def _branch(stage: Stage, step: Step, condition: Tensor, *given: Tensor) -> list[LazyTensor]:
     """Issues a branch; records each result separately, as each has gradients for different arguments."""
     branch: Branch = step.attrs[1]
     results = stage.structure(BRANCH, branch, [condition, *given], [out.spec for out in step.outputs])
@@ -273,8 +286,14 @@ def _branch(stage: Stage, step: Step, condition: Any, *given: Any) -> list[Any]:
     return results
 
 
-def _backward(stage: Stage, condition: Any, given: list[Any], ways: Any, order: list[int]) -> Any:
-    def backward(back: Any) -> list[Any]:
+def _backward(
+    stage: Stage,
+    condition: Tensor,
+    given: list[Tensor],
+    ways: list[tuple[BlockVjp, tuple[int, ...]]],
+    order: list[int],
+) -> Backward:
+    def backward(back: Tensor) -> list[Tensor]:
         blocks = []
         for gradient, places in ways:
             at = {places[k]: n for n, k in enumerate(gradient.connected)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -10,6 +10,11 @@ from coexec.control_flow.grad.iteration_vjp import IterationVjp
 from coexec.control_flow.grad.tape_records import backward_of
 from coexec.follow.device_control import FollowedCall
 from tracer.private import record
+
+if TYPE_CHECKING:
+    from coexec.control_flow.grad.block_vjp import Result
+    from coexec.control_flow.program_types import Tensor
+    from tracer.lazy import LazyTensor
 
 
 class IterationRecords:
@@ -19,8 +24,9 @@ class IterationRecords:
     """
 
     def __init__(
-        self, run: FollowedCall, chain: IterationVjp, given: list[Any], states: list[Any], rows: list[Any], count: int
-    ) -> None:
+        self, run: FollowedCall, chain: IterationVjp, given: list[Tensor], states: list[LazyTensor],
+        rows: list[LazyTensor], count: int,
+    ) -> None:  # fmt: skip
         self._run, self._chain, self._given, self._turns = run, chain, given, count
         self._after = states[: chain.count]
         self._before = {n: unstacked(run, row, count) for n, row in zip(chain.saved, rows, strict=True)}
@@ -30,11 +36,11 @@ class IterationRecords:
             for buffer, filled in zip(grown[::2], grown[1::2], strict=True)
         ]
 
-    def record(self) -> tuple[list[Any], list[list[Any]]]:
+    def record(self) -> tuple[list[Tensor], list[list[Tensor]]]:
         """Records all iterations on tapes; returns the states afterwards, and the tensors for each list."""
         chain, lists = self._chain, [iter(rows) for rows in self._grown]
-        states: dict[int, Any] = {n: self._given[chain.loop.states[n]] for n in self._before}
-        taken: list[list[Any]] = [[] for _ in lists]
+        states: dict[int, Tensor] = {n: self._given[chain.loop.states[n]] for n in self._before}
+        taken: list[list[Tensor]] = [[] for _ in lists]
         for turn in range(self._turns):
             found = self._arguments(states)
             last = turn + 1 == self._turns
@@ -49,11 +55,11 @@ class IterationRecords:
             self._tell(found)
         return [states[n] for n in range(chain.count)], taken
 
-    def _arguments(self, states: dict[int, Any]) -> dict[Any, Any]:
+    def _arguments(self, states: dict[int, Tensor]) -> dict[int, Tensor]:
         """Returns the arguments of an iteration that its VJP needs, by slot."""
         loop = self._chain.loop
         numbers = {position: n for n, position in enumerate(loop.states)}
-        found: dict[Any, Any] = {}
+        found: dict[int, Tensor] = {}
         for a, position in enumerate(loop.body_inputs):
             n = numbers.get(position)
             if n is None:
@@ -62,7 +68,7 @@ class IterationRecords:
                 found[-1 - a] = states[n]
         return found
 
-    def _tell(self, found: dict[Any, Any]) -> None:
+    def _tell(self, found: dict[int, Tensor]) -> None:
         """Records an iteration's results on tapes, one by one, with the watched tensors that each depends on."""
         chain = self._chain
         arguments = [found.get(-1 - a, self._given[p]) for a, p in enumerate(chain.loop.body_inputs)]
@@ -76,12 +82,12 @@ class IterationRecords:
                 record.record_operation("Turn", [found[link.slot]], inputs, backward_of(self._run, gradient, given))
 
 
-def _known(found: dict[Any, Any], result: Any, tensor: Any) -> Any:
+def _known(found: dict[int, Tensor], result: Result, tensor: Tensor) -> Tensor:
     """Returns the tensor that represents a result of an iteration: this one, unless `found` has one for the slot."""
     return found.setdefault(result, tensor) if isinstance(result, int) else tensor
 
 
-def unstacked(run: FollowedCall, buffer: Any, count: int) -> list[Any]:
+def unstacked(run: FollowedCall, buffer: LazyTensor, count: int) -> list[Tensor]:
     """Returns the first `count` rows of a buffer, as tensors."""
     rows = buffer.resolve()
     return list(run.run_alone(lambda: tf.unstack(rows[:count]))) if count else []

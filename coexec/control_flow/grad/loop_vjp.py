@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -35,6 +35,11 @@ from tracer.functions import joined
 from tracer.spec import Spec, intern_spec
 from tracer.stage import Stage
 
+if TYPE_CHECKING:
+    from coexec.control_flow.program_types import Tensor
+
+    Issue = Callable[[Block, list[Tensor]], list[Tensor]]  # issues a block with these arguments; returns its results
+
 Live = tuple[int, ...]  # the numbers of the states that have a cotangent
 
 
@@ -55,7 +60,7 @@ class LoopVjp:
         self._gradients: dict[Live, BlockVjp] = {}
         self._last: dict[int, BlockVjp] = {}  # of the last iteration, by state
         self._savings: dict[int, WhileLoop] = {}
-        self._blocks: dict[Any, Block] = {}
+        self._blocks: dict[tuple[int, int, int, bool, tuple[int, ...]], Block] = {}
         unwatched(self._prepare)
         count = len(loop.body_inputs)
         gradients = [*self._gradients.values(), *self._last.values()]
@@ -186,12 +191,12 @@ class LoopVjp:
     def _written(self, n: int, room: int, apart: int, loops: bool, wanted: tuple[int, ...]) -> Block:
         """Traces the block of `back`: `apart` iterations unrolled, then a loop over the others if `loops`."""
         stage = Stage()
-        given: dict[int, Any] = {p: stage.argument(self.inputs[p]) for p in self.constants}
+        given: dict[int, Tensor] = {p: stage.argument(self.inputs[p]) for p in self.constants}
         given.update({-1 - m: stage.argument(self._spec(m)) for m in self.cuts[n]})
         rows = dict(zip(self.saved, [stage.argument(spec) for spec in self.rows(room)], strict=True))
-        turn: Any = stage.argument(COUNT)
-        backs: dict[int, Any] = {n: stage.argument(self._spec(n))}
-        sums: dict[int, Any] = {}
+        turn: Tensor = stage.argument(COUNT)
+        backs: dict[int, Tensor] = {n: stage.argument(self._spec(n))}
+        sums: dict[int, Tensor] = {}
         with stage:
             for number in range(apart):
                 turn = tf.subtract(turn, 1)
@@ -204,9 +209,9 @@ class LoopVjp:
             return pruned(stage.block([found[p] for p in wanted]))
 
     def _turning(
-        self, stage: Stage, n: int, apart: int, added: list[int], given: dict[int, Any], rows: dict[int, Any],
-        turn: Any, backs: Any, sums: Any, room: int,
-    ) -> tuple[dict[int, Any], dict[int, Any]]:  # fmt: skip
+        self, stage: Stage, n: int, apart: int, added: list[int], given: dict[int, Tensor], rows: dict[int, Tensor],
+        turn: Tensor, backs: dict[int, Tensor], sums: dict[int, Tensor], room: int,
+    ) -> tuple[dict[int, Tensor], dict[int, Tensor]]:  # fmt: skip
         """Traces the loop over those iterations that have cotangents for the same states as the next one."""
         live = self._live(n, apart)
         zeros = {p: tf.zeros(self.inputs[p].shape, self.inputs[p].dtype) for p in added if p not in sums}
@@ -231,9 +236,9 @@ class LoopVjp:
         return dict(zip(live, after, strict=False)), {**sums, **dict(zip(added, after[len(live) :], strict=True))}
 
     def _step(
-        self, n: int, turn: int, at: dict[int, Any], backs: dict[int, Any], sums: dict[int, Any],
-        issue: Callable[[Block, list[Any]], list[Any]],
-    ) -> dict[int, Any]:  # fmt: skip
+        self, n: int, turn: int, at: dict[int, Tensor], backs: dict[int, Tensor], sums: dict[int, Tensor],
+        issue: Issue,
+    ) -> dict[int, Tensor]:  # fmt: skip
         """Issues the VJP of one of the last iterations, whose inputs were `at`.
 
         Returns the cotangents of the states before it; adds those of constants to `sums`.
@@ -242,7 +247,7 @@ class LoopVjp:
         gradient = self._gradients[live] if turn else self._last[n]
         places = [*self.loop.body_inputs, *(-1 - m for m in cuts)]
         results = issue(gradient.block, [*(at.get(p) for p in places), *(backs[k] for k in live)])
-        before: dict[int, Any] = {}
+        before: dict[int, Tensor] = {}
         for a, back in zip(gradient.connected, results, strict=True):
             if places[a] in self.numbers:
                 before[self.numbers[places[a]]] = back
@@ -251,8 +256,9 @@ class LoopVjp:
         return before
 
     def again(
-        self, n: int, turns: int, given: list[Any], after: list[Any], back: Any, wanted: tuple[int, ...], issue: Any
-    ) -> list[Any]:
+        self, n: int, turns: int, given: list[Tensor], after: list[Tensor], back: Tensor, wanted: tuple[int, ...],
+        issue: Issue,
+    ) -> list[Tensor]:  # fmt: skip
         """Runs the backward pass by issuing each iteration, forward and backward; returns the wanted cotangents."""
         ats = [{**dict(enumerate(given)), **{-1 - m: after[m] for m in self.cuts[n]}}]
         for _ in range(turns - 1):
@@ -265,7 +271,7 @@ class LoopVjp:
         return [found[p] for p in wanted]
 
 
-def _row(rows: Any, turn: Any) -> Any:
+def _row(rows: Tensor, turn: Tensor) -> Tensor:
     """Returns the state that was saved before an iteration."""
     shape = rows._out.spec.shape[1:]
     begin = tf.raw_ops.Pack(values=[turn, *(tf.constant(0) for _ in shape)], axis=0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Generator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import tensorflow as tf
 
@@ -26,8 +26,14 @@ from tracer.private import context, op_def_library, pywrap_tfe, record
 from tracer.spec import Spec
 from tracer.variables import notify_watchers
 
+if TYPE_CHECKING:
+    from coexec.control_flow.grad.block_vjp import Backward
+    from coexec.control_flow.program_types import Tensor, Value
+    from tracer.graph import Step
+    from tracer.lazy import LazyTensor
 
-def record_reads(arguments: list[Any], given: list[Any]) -> None:
+
+def record_reads(arguments: list[Value], given: list[Tensor]) -> None:
     """Records on tapes the variable reads of a branch or loop."""
     for held, value in zip(arguments, given, strict=True):
         if type(held) is VariableRead:
@@ -36,7 +42,7 @@ def record_reads(arguments: list[Any], given: list[Any]) -> None:
             record.record_operation("ReadVariableOp", [value], [held.handle], lambda back: [back], lambda to: [to])
 
 
-def notify_of_reads(arguments: list[Any]) -> None:
+def notify_of_reads(arguments: list[Value]) -> None:
     """Notifies watchers of the variables that a branch or loop reads."""
     notify_watchers([v.variable for v in arguments if type(v) is VariableRead and v.variable.trainable])
 
@@ -49,7 +55,7 @@ class BranchVjp:
         self.more: list[Spec] = []  # specs of its further results, for `record`
         self._vjps = vjps
 
-    def record(self, run: FollowedCall, given: list[Any], results: list[Any]) -> None:
+    def record(self, run: FollowedCall, given: list[Tensor], results: list[Tensor]) -> None:
         """Records the block on tapes, with these arguments and results."""
         for vjp, result in zip(self._vjps, results, strict=False):
             if vjp.connected:
@@ -57,10 +63,10 @@ class BranchVjp:
                 record.record_operation("Branch", [result], inputs, backward_of(run, vjp, given))
 
 
-def backward_of(run: FollowedCall, gradient: BlockVjp, given: list[Any]) -> Any:
+def backward_of(run: FollowedCall, gradient: BlockVjp, given: list[Tensor]) -> Backward:
     """Returns the backward function of a result: it computes the cotangents of the arguments in `connected`."""
 
-    def backward(back: Any) -> list[Any]:
+    def backward(back: Tensor) -> list[Tensor]:
         arguments = [*given, tf.convert_to_tensor(back)]
         if is_followed(run):
             try:
@@ -76,14 +82,14 @@ def backward_of(run: FollowedCall, gradient: BlockVjp, given: list[Any]) -> Any:
 class SavedStates(NamedTuple):
     """The residuals of a loop: what its backward pass needs."""
 
-    given: list[Any]
+    given: list[Tensor]
     turns: int
-    turned: Any  # the same as a tensor
-    rows: list[Any]  # states before each iteration
+    turned: LazyTensor  # the same as a tensor
+    rows: list[Tensor]  # states before each iteration
     room: int  # the number of iterations that they have room for
 
 
-def record_loop(run: FollowedCall, vjp: LoopVjp, states: list[Any], saved: SavedStates) -> None:
+def record_loop(run: FollowedCall, vjp: LoopVjp, states: list[Tensor], saved: SavedStates) -> None:
     """Records a loop on tapes: each state separately, with those inputs that may get a gradient from it.
 
     Constants that no tape watches are left out, as nothing would use their cotangents.
@@ -97,12 +103,12 @@ def record_loop(run: FollowedCall, vjp: LoopVjp, states: list[Any], saved: Saved
 
 
 def _through(
-    run: FollowedCall, vjp: LoopVjp, n: int, states: list[Any], saved: SavedStates, wanted: tuple[int, ...]
-) -> Any:
+    run: FollowedCall, vjp: LoopVjp, n: int, states: list[Tensor], saved: SavedStates, wanted: tuple[int, ...]
+) -> Backward:
     """Returns the backward function of state `n`: it maps its cotangent to the `wanted` ones."""
     after = list(states)
 
-    def backward(back: Any) -> list[Any]:
+    def backward(back: Tensor) -> list[Tensor]:
         back = tf.convert_to_tensor(back)
         if is_followed(run):
             try:
@@ -123,13 +129,13 @@ def is_followed(run: FollowedCall) -> bool:
     return context.executing_eagerly() and run.recorder is None and handler is run and tape_is_empty()
 
 
-def issue_again(block: Block, given: list[Any]) -> list[Any]:
+def issue_again(block: Block, given: list[Tensor]) -> list[Tensor]:
     """Issues a block's operations one by one, for the current handler or tape; Python decides its branches."""
     running: list[_Walk] = [_walked(block, given)]
-    found: list[Any] | None = None
+    found: list[Tensor] | None = None
     while True:  # recursion may be deeper than Python's stack allows
         try:
-            running.append(_walked(*running[-1].send(found)))
+            running.append(_walked(*running[-1].send(found)))  # type: ignore[arg-type]  # None to start it
             found = None
         except StopIteration as stopped:
             running.pop()
@@ -138,12 +144,12 @@ def issue_again(block: Block, given: list[Any]) -> list[Any]:
                 return list(found or [])
 
 
-_Walk = Generator[tuple[Any, list[Any]], Any, list[Any]]
+_Walk = Generator[tuple[Block, list["Tensor"]], list["Tensor"], list["Tensor"]]
 
 
-def _walked(block: Block, given: list[Any]) -> _Walk:
+def _walked(block: Block, given: list[Tensor]) -> _Walk:
     """Does so as a generator: yields each inner block with its arguments, and receives its results."""
-    values: dict[int, Any] = {-1 - n: v for n, v in enumerate(given)}
+    values: dict[int, Tensor] = {-1 - n: v for n, v in enumerate(given)}
     for step in block.steps:
         inputs = [input_of(step, i, slot, values) for i, slot in enumerate(step.slots)]
         part = step.attrs[1] if step.op in STRUCTURES else None
@@ -158,7 +164,7 @@ def _walked(block: Block, given: list[Any]) -> _Walk:
             else:
                 outputs = yield ways[0] if condition else ways[1]
         elif isinstance(part, (RecursiveFunction, RecursiveCall)):
-            outputs = yield recursion_of(part).block, inputs
+            outputs = yield recursion_of(part).block, inputs  # type: ignore[misc]  # traced by now
         else:
             outputs = flat_outputs(_issued(step, inputs))
         for n, tensor in enumerate(outputs):
@@ -166,7 +172,7 @@ def _walked(block: Block, given: list[Any]) -> _Walk:
     return [values[r] if isinstance(r, int) else tf.constant(r[0].value, r[1].dtype) for r in block.results]
 
 
-def _issued(step: Any, inputs: list[Any]) -> Any:
+def _issued(step: Step, inputs: list[Value]) -> Value:
     if context.executing_eagerly():
         run = pywrap_tfe.TFE_Py_FastPathExecute  # looked up each time: it may be hooked
         return run(context.context(), step.op, None, *inputs, *step.attrs)

@@ -6,7 +6,7 @@ Such a pair is connected always, or on some paths only: then a flag says at run 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -15,6 +15,12 @@ from tracer.block import BRANCH, CALL, STRUCTURES, Block, Branch, RecursiveCall,
 from tracer.errors import Refused
 from tracer.graph import Step
 from tracer.lazy import LazyTensor
+
+if TYPE_CHECKING:
+    from coexec.control_flow.grad.block_vjp import Result
+    from coexec.control_flow.program_types import Tensor, Truth
+
+    Flags = dict[int, dict[int | None, Truth]]  # by slot and argument: whether they are connected
 
 Pairs = dict[tuple[int, int], bool]  # result and argument numbers: whether they are always connected
 
@@ -25,7 +31,7 @@ class _Function:
 
     active: set[int] = field(default_factory=set)
     pairs: Pairs = field(default_factory=dict)
-    reach: Any = None
+    reach: Dependence = None  # type: ignore[assignment]  # set by its first call
 
 
 class Dependences:
@@ -102,7 +108,7 @@ class Dependence:
                 for k, other in behind[j].items():
                     found[k] = found.get(k, False) or (always and other)
 
-    def of(self, slot: Any) -> dict[int, bool]:
+    def of(self, slot: Result) -> dict[int, bool]:
         """Returns the arguments that a slot is connected to, and whether it always is."""
         found: dict[int, bool] = {}
         for source in self.sources(slot):
@@ -110,7 +116,7 @@ class Dependence:
                 found[k] = found.get(k, False) or always
         return found
 
-    def sources(self, slot: Any) -> list[int]:
+    def sources(self, slot: Result) -> list[int]:
         """Returns the arguments and structures' outputs that a slot is computed from, as slots."""
         links = self._links.get(slot, {}) if isinstance(slot, int) else {}
         found = [source for source in links if source in self._at]
@@ -152,22 +158,22 @@ class Dependence:
         return {pair: all(pairs.get(pair, False) for pairs in found) for pair in both}
 
 
-def flag_of(reach: Dependence, flags: dict[int, Any], slot: Any, k: Any) -> Any:
+def flag_of(reach: Dependence, flags: Flags, slot: Result, k: int | None) -> Truth:
     """Returns whether a slot is connected to an argument: a bool, or a tensor."""
-    found: Any = False
+    found: Truth = False
     for source in reach.sources(slot):
         found = either(found, flags.get(source, {}).get(k, False))
     return found
 
 
-def either(one: Any, other: Any) -> Any:
+def either(one: Truth, other: Truth) -> Truth:
     """Returns whether either of two conditions holds, each a bool or a tensor."""
     if isinstance(one, bool) or one is other:
         return one or other if isinstance(one, bool) else one
     return (other or one) if isinstance(other, bool) else tf.logical_or(one, other)
 
 
-def both(one: Any, other: Any) -> Any:
+def both(one: Truth, other: Truth) -> Truth:
     """Returns whether both of two conditions hold, each a bool or a tensor."""
     if isinstance(one, bool):
         return one and other
@@ -178,7 +184,7 @@ def _links(block: Block) -> dict[int, dict[int, bool]]:
     """Returns what `Dependences.links` does, by issuing the block's operations under a tape."""
     stage = Taped()
     given = [stage.argument(spec) for spec in block.arguments]
-    values: dict[int, Any] = {-1 - k: v for k, v in enumerate(given)}
+    values: dict[int, Tensor] = {-1 - k: v for k, v in enumerate(given)}
     structures = [step for step in block.steps if step.op in STRUCTURES]
     values.update(
         (step.first + n, stage.argument(out.spec)) for step in structures for n, out in enumerate(step.outputs)

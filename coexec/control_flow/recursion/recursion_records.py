@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -15,6 +15,11 @@ from coexec.lowering.op_failures import differs
 from tracer.block import CALL, FLAG, PACKED, Block, steps_of
 from tracer.errors import Refused
 from tracer.private import context, record
+
+if TYPE_CHECKING:
+    from coexec.control_flow.grad.block_vjp import Backward
+    from coexec.control_flow.program_types import Tensor, Value
+    from tracer.lazy import LazyTensor
 
 
 class RecursionRecorder:
@@ -32,7 +37,7 @@ class RecursionRecorder:
         self.forward = self._vjp.forward  # the block to run
         self.more = [*(FLAG for _ in self._vjp.asked), PACKED]  # specs of its further results, for `record`
 
-    def record(self, run: FollowedCall, given: list[Any], results: list[Any]) -> None:
+    def record(self, run: FollowedCall, given: list[Tensor], results: list[LazyTensor]) -> None:
         """Records the block on tapes, with these arguments and results."""
         vjp = self._vjp
         *told, packed = results[len(vjp.block.results) :]
@@ -44,8 +49,10 @@ class RecursionRecorder:
                 record.record_operation("Branch", [results[n]], [given[k] for k in wanted], backward)
 
 
-def _backward(run: FollowedCall, vjp: RecursionVjp, n: int, wanted: list[int], given: list[Any], packed: Any) -> Any:
-    def backward(back: Any) -> list[Any]:
+def _backward(
+    run: FollowedCall, vjp: RecursionVjp, n: int, wanted: list[int], given: list[Tensor], packed: LazyTensor
+) -> Backward:
+    def backward(back: Tensor) -> list[Tensor]:
         back = tf.convert_to_tensor(back)
         places = vjp.arguments(n)
         if is_followed(run):
@@ -58,7 +65,7 @@ def _backward(run: FollowedCall, vjp: RecursionVjp, n: int, wanted: list[int], g
                 pass
 
         # Otherwise, for example if a tape records this, the calls are rerun one by one, under a tape of their own.
-        def forward() -> Any:
+        def forward() -> tuple[Value, ...]:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 inputs = {k: tf.identity(given[k]) for k in wanted}  # several arguments may be one tensor
                 tape.watch(list(inputs.values()))

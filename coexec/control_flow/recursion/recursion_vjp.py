@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -48,6 +48,18 @@ from tracer.graph import Step
 from tracer.lazy import LazyTensor
 from tracer.spec import Spec
 from tracer.stage import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from coexec.control_flow.grad.block_vjp import Result
+    from coexec.control_flow.program_types import Tensor, Truth
+    from coexec.control_flow.recursion.dependence import Flags
+    from tracer.op import Const, Structure
+
+    # What a call packs: the value of a slot, the condition of a branch, whether an output of a structure depends on an
+    # input, and what a structure has packed.
+    Item = int | tuple[str, Step] | tuple[str, Step, int, int]
 
 
 @dataclass
@@ -93,7 +105,7 @@ class RecursionVjp:
         self.steps += block.steps
         return block
 
-    def _written(self, recursion: RecursiveFunction, block: Any) -> None:
+    def _written(self, recursion: RecursiveFunction, block: Callable[[], Block]) -> None:
         """Traces a function, `recursion`, as `block()`; calls of functions in it refer to them by name."""
         self._inside += 1
         try:
@@ -104,10 +116,10 @@ class RecursionVjp:
     def _call(self, recursion: RecursiveFunction) -> RecursiveFunction | RecursiveCall:
         return RecursiveCall(recursion) if self._inside else recursion
 
-    def _layout(self, reach: Dependence) -> list[tuple[Any, Spec]]:
+    def _layout(self, reach: Dependence) -> list[tuple[Item, Spec]]:
         """Returns what is packed, with its specs, in order."""
         used = {slot for step in reach.block.steps for slot in slots_of(step)}
-        found: list[tuple[Any, Spec]] = []
+        found: list[tuple[Item, Spec]] = []
         for step in (s for s in reach.block.steps if s.op in STRUCTURES):
             found += [(step.first + n, out.spec) for n, out in enumerate(step.outputs) if step.first + n in used]
             if reach.through[step]:
@@ -120,13 +132,13 @@ class RecursionVjp:
 
     # Forward.
 
-    def _forward(self, reach: Dependence, asked: list[Any]) -> Block:
+    def _forward(self, reach: Dependence, asked: Sequence[tuple[int, int | None]]) -> Block:
         """Returns the block with further results: whether the asked pairs are connected, and what is packed."""
         block = reach.block
         stage = Stage()
-        values: dict[int, Any] = {-1 - k: stage.argument(spec) for k, spec in enumerate(block.arguments)}
-        flags: dict[int, dict[int, Any]] = {-1 - k: {k: True} for k in reach.active}
-        items: dict[Any, Any] = {}
+        values: dict[int, Tensor] = {-1 - k: stage.argument(spec) for k, spec in enumerate(block.arguments)}
+        flags: Flags = {-1 - k: {k: True} for k in reach.active}
+        items: dict[Item, Tensor] = {}
         with stage:
             for step in block.steps:
                 inputs = [input_of(step, i, slot, values) for i, slot in enumerate(step.slots)]
@@ -139,7 +151,9 @@ class RecursionVjp:
             for n, k in asked:
                 flag = flag_of(reach, flags, block.results[n], k)
                 results.append(tf.constant(flag) if isinstance(flag, bool) else flag)
-            results.append(_packed(stage, [{**values, **items}[key] for key, _ in self._layout(reach)]))
+            results.append(
+                _packed(stage, [{**values, **items}[key] for key, _ in self._layout(reach)])  # type: ignore[misc]
+            )
             return self._noted(stage.block(results))
 
     def _forward_structure(
@@ -147,10 +161,10 @@ class RecursionVjp:
         stage: Stage,
         reach: Dependence,
         step: Step,
-        inputs: list[Any],
-        flags: dict[int, Any],
-        items: dict[Any, Any],
-    ) -> list[Any]:
+        inputs: list[Tensor],
+        flags: Flags,
+        items: dict[Item, Tensor],
+    ) -> list[LazyTensor]:
         """Issues a structure so that it also returns flags and what it packs, which are added to `flags` and `items`.
 
         Returns the outputs that the structure itself has.
@@ -165,7 +179,7 @@ class RecursionVjp:
                 self._forward(way, [(n, at.get(j)) for n, j in asked])
                 for way, at in zip(reach.ways[step], given, strict=True)
             )
-            part: Any = Branch(then, other, branch.then_inputs, branch.other_inputs)
+            part: Structure = Branch(then, other, branch.then_inputs, branch.other_inputs)
             found = stage.structure(BRANCH, part, inputs, [*specs, *(FLAG for _ in asked), PACKED])
             items["condition", step] = inputs[0]
         else:
@@ -202,7 +216,7 @@ class RecursionVjp:
 
     # Backward.
 
-    def _back(self, reach: Dependence, live: tuple[int, ...], wanted: list[tuple[int | None, Spec]]) -> Block:
+    def _back(self, reach: Dependence, live: tuple[int, ...], wanted: Sequence[tuple[int | None, Spec]]) -> Block:
         """Returns the block that computes the wanted arguments' cotangents; zeros for arguments without a gradient.
 
         It takes the arguments, what was packed, and the cotangents of the `live` results.
@@ -242,7 +256,7 @@ class RecursionVjp:
         found = self._as_told(way.stage, way.reach, step, live, flags, wanted, given, backs)
         always = []
         for j, back in zip(wanted, found, strict=True):
-            told: Any = False
+            told: Truth = False
             for n, flag in zip(live, flags, strict=True):
                 if (n, j) in through:
                     sure = through[n, j] or way.reach.is_guard(step)  # the caller of the function knows
@@ -254,12 +268,12 @@ class RecursionVjp:
         way.pull(always, True)
 
     def _as_told(
-        self, stage: Stage, reach: Dependence, step: Step, live: tuple[int, ...], flags: list[Any], wanted: list[int],
-        given: list[Any], backs: list[Any],
-    ) -> list[Any]:  # fmt: skip
+        self, stage: Stage, reach: Dependence, step: Step, live: tuple[int, ...], flags: list[Truth], wanted: list[int],
+        given: list[Tensor], backs: list[Tensor],
+    ) -> list[Tensor]:  # fmt: skip
         """Issues the backward pass of a branch or call, for those of its outputs whose flags are true."""
         assert step.variant is not None
-        specs: list[Any] = [step.variant.key[j] for j in wanted]
+        specs: list[Spec] = [step.variant.key[j] for j in wanted]
         doubts = list({id(flag): flag for flag in flags if flag is not True}.values())
         if not doubts:
             places = [j for j in wanted if any((n, j) in reach.through[step] for n in live)]
@@ -270,7 +284,7 @@ class RecursionVjp:
         for holds in (True, False):
             inner = Taped()  # does not keep tapes from recording
             own = [inner.argument(v._out.spec) for v in arguments]
-            known: dict[int, Any] = dict(zip(map(id, doubts), own[len(given) + len(backs) :], strict=True))
+            known: dict[int, Truth] = dict(zip(map(id, doubts), own[len(given) + len(backs) :], strict=True))
             known[id(doubts[0])] = True
             kept = [k for k, flag in enumerate(flags) if holds or flag is not doubts[0]]
             with inner:
@@ -284,16 +298,16 @@ class RecursionVjp:
         return stage.structure(BRANCH, part, [doubts[0], *arguments], specs)
 
     def _issued(
-        self, stage: Stage, reach: Dependence, step: Step, live: tuple[int, ...], wanted: list[int], given: list[Any]
-    ) -> list[Any]:
+        self, stage: Stage, reach: Dependence, step: Step, live: tuple[int, ...], wanted: list[int], given: list[Tensor]
+    ) -> list[Tensor]:
         """Issues the backward pass of a branch or call, given its inputs, what it packed, and the cotangents."""
         assert step.variant is not None
-        specs: list[Any] = [step.variant.key[j] for j in wanted]
+        specs: list[Spec] = [step.variant.key[j] for j in wanted]
         if step.op == CALL:
             recursion = recursion_of(step.attrs[1])
             order = self._places(recursion, live)
             part = self._call(self._back_of(recursion, live))
-            types: list[Any] = [*(step.variant.key[k] for k in order), FLAG]
+            types: list[Spec] = [*(step.variant.key[k] for k in order), FLAG]
             found = stage.structure(CALL, part, given, types)
             return [found[order.index(j)] for j in wanted]
         branch: Branch = step.attrs[1]
@@ -323,7 +337,7 @@ class RecursionVjp:
             wanted = [(k, reach.block.arguments[k]) for k in self._places(recursion, live)]
 
             def block() -> Block:
-                found = self._back(reach, live, wanted)  # type: ignore[arg-type]
+                found = self._back(reach, live, wanted)
                 never = Stage().constant(False, tf.bool)._out
                 return dataclasses.replace(found, results=(*found.results, (never.const, never.spec)))
 
@@ -334,10 +348,10 @@ class RecursionVjp:
 class _BackwardBlock:
     """A block's operations, recomputed, and the cotangents so far of its arguments and its structures' outputs."""
 
-    def __init__(self, stage: Taped, reach: Dependence, given: list[Any], items: dict[Any, Any]) -> None:
+    def __init__(self, stage: Taped, reach: Dependence, given: list[Tensor], items: dict[Item, Tensor]) -> None:
         self.stage, self.reach, self.items = stage, reach, items
-        self.sums: dict[Any, tuple[Any, Any]] = {}  # by slot: the sum, and whether there is one
-        self.values: dict[int, Any] = {-1 - k: v for k, v in enumerate(given)}
+        self.sums: dict[int | None, tuple[Tensor, Truth]] = {}  # by slot: the sum, and whether there is one
+        self.values: dict[int, Tensor] = {-1 - k: v for k, v in enumerate(given)}
         steps = reach.block.steps
         for step in (s for s in steps if s.op in STRUCTURES):
             self.values.update(
@@ -352,7 +366,7 @@ class _BackwardBlock:
                 inputs = [input_of(step, i, slot, self.values) for i, slot in enumerate(step.slots)]
                 self.values.update((step.first + n, v) for n, v in enumerate(issue_step(stage, step, inputs)))
 
-    def pull(self, backs: list[tuple[Any, Any]], flag: Any) -> None:
+    def pull(self, backs: Sequence[tuple[Result, Tensor]], flag: Truth) -> None:
         """Backpropagates cotangents of slots to the sources that those are computed from, if `flag` is true.
 
         Adds the results to `sums`.
@@ -374,14 +388,14 @@ class _BackwardBlock:
                 raise Refused("a gradient is sparse")
             self._add(slot, grad if flag is True else tf.where(flag, grad, _zeros(grad._out.spec)), flag)
 
-    def _add(self, slot: int, grad: Any, flag: Any) -> None:
+    def _add(self, slot: int, grad: LazyTensor, flag: Truth) -> None:
         known = self.sums.get(slot)
         self.sums[slot] = (grad, flag) if known is None else (tf.add(known[0], grad), either(known[1], flag))
 
 
-def _inlined(stage: Stage, block: Block, given: list[Any]) -> list[Any]:
+def _inlined(stage: Stage, block: Block, given: list[Tensor]) -> list[Tensor]:
     """Traces a block's operations into a stage, with these arguments; returns its results."""
-    values: dict[int, Any] = {-1 - k: v for k, v in enumerate(given)}
+    values: dict[int, Tensor] = {-1 - k: v for k, v in enumerate(given)}
     for step in block.steps:
         inputs = [input_of(step, i, slot, values) for i, slot in enumerate(step.slots)]
         specs = [out.spec for out in step.outputs]
@@ -395,20 +409,20 @@ def _inlined(stage: Stage, block: Block, given: list[Any]) -> list[Any]:
     return [values[r] if isinstance(r, int) else _constant(stage, r) for r in block.results]
 
 
-def _packed(stage: Stage, values: list[Any]) -> Any:
+def _packed(stage: Stage, values: list[Tensor]) -> Tensor:
     if len(values) == 1 and values[0]._out.spec is PACKED:
         return values[0]
     return stage.packed(values)
 
 
-def _unpacked(stage: Stage, packed: Any, layout: list[tuple[Any, Spec]]) -> list[Any]:
+def _unpacked(stage: Stage, packed: LazyTensor, layout: list[tuple[Item, Spec]]) -> list[LazyTensor]:
     specs = [spec for _, spec in layout]
     return [packed] if specs == [PACKED] else stage.unpacked(packed, specs) if specs else []
 
 
-def _constant(stage: Stage, result: Any) -> Any:
+def _constant(stage: Stage, result: tuple[Const, Spec]) -> Tensor:
     return stage.constant(result[0].value, result[1].dtype)
 
 
-def _zeros(spec: Spec) -> Any:
+def _zeros(spec: Spec) -> Tensor:
     return tf.zeros(spec.shape, spec.dtype)

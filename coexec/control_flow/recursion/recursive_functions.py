@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import types
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -27,6 +27,14 @@ from tracer.source import function_of
 from tracer.spec import Spec
 from tracer.stage import Stage
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from coexec.control_flow.program_types import Tensor, Value
+    from coexec.control_flow.trace.paths import Found, Row
+    from coexec.control_flow.trace.reads import Reads
+    from tracer.source import Function
+
 
 class _Unknown(Refused):
     """The form of a call's return value is not known yet."""
@@ -39,7 +47,7 @@ class _Anew(Refused):
 class _Cycle(Exception):
     """A call of a function that is being interpreted: it calls itself through others."""
 
-    def __init__(self, code: Any) -> None:
+    def __init__(self, code: types.CodeType) -> None:
         self.code = code
 
 
@@ -47,23 +55,23 @@ class _Cycle(Exception):
 class _Active:
     """A recursive function that is being traced."""
 
-    code: Any
-    tree: Any
+    code: types.CodeType
+    tree: Function
 
-    names: dict[str, Any]  # its arguments in the outermost call
+    names: dict[str, Value]  # its arguments in the outermost call
     depth: int  # functions being interpreted around it
     counted: set[str] = field(default_factory=set)  # ints that differ between calls
-    form: Any = None  # the structure of its return value, with `_Leaf` for tensors
+    form: _Form = None  # the structure of its return value, with `_Leaf` for tensors
     specs: list[Spec] = field(default_factory=list)  # of those tensors
-    captured: list[Any] = field(default_factory=list)  # tensors from enclosing stages, as further arguments
+    captured: list[Tensor] = field(default_factory=list)  # tensors from enclosing stages, as further arguments
     recursion: RecursiveFunction = field(default_factory=RecursiveFunction)
-    stage: Any = None
-    room: Any = None
+    stage: Stage = None  # type: ignore[assignment]  # it and `room` are set where the function is traced
+    room: LazyTensor = None  # type: ignore[assignment]
     called: bool = False  # whether it has called itself
 
-    def leaves(self, names: dict[str, Any]) -> list[Any]:
+    def leaves(self, names: dict[str, Value]) -> list[Tensor]:
         """Returns the tensors among a call's arguments, in order."""
-        found: list[Any] = []
+        found: list[Tensor] = []
         for name, value in self.names.items():
             given = names.get(name)
             if _tensors(value) is not None:
@@ -91,15 +99,19 @@ class _Leaf:
     counted: bool
 
 
+if TYPE_CHECKING:
+    _Form = _Leaf | tuple["_Form", ...] | Value  # of a return value: a tensor, a tuple of forms, or a plain value
+
+
 class RecursiveStatements(Statements):
     """Interprets statements that may call recursive functions."""
 
-    def __init__(self, reads: Any) -> None:
+    def __init__(self, reads: Reads) -> None:
         super().__init__(reads)
-        self._active: dict[Any, _Active] = {}
-        self._plain: dict[Any, str] = {}  # code that is inlined, and why
-        self._pending: list[Any] = []  # `leave` of the enclosing paths
-        self._path: list[Any] = []  # the code of functions being interpreted
+        self._active: dict[types.CodeType, _Active] = {}
+        self._plain: dict[types.CodeType, str] = {}  # code that is inlined, and why
+        self._pending: list[LazyTensor | None] = []  # `leave` of the enclosing paths
+        self._path: list[types.CodeType] = []  # the code of functions being interpreted
         self._guesses = False  # whether recursive calls are skipped, to find the return value's form
 
     def enclosed(self, block: Block) -> Block:
@@ -111,7 +123,7 @@ class RecursiveStatements(Statements):
         specs = [spec_in(block, result) for result in block.results]
         return stage.block(stage.structure(CALL, RecursiveFunction(block), given, specs))
 
-    def inlined(self, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def inlined(self, function: types.FunctionType, args: list[Value], kwargs: dict[str, Value]) -> Value:
         """Calls a user function, as a recursive one if it calls itself."""
         code = function.__code__
         active = self._active.get(code)
@@ -145,14 +157,14 @@ class RecursiveStatements(Statements):
         except Refused as refused:
             raise Refused(f"{function.__qualname__} calls itself: {self._plain[code] or refused}") from None
 
-    def _inlined(self, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def _inlined(self, function: types.FunctionType, args: list[Value], kwargs: dict[str, Value]) -> Value:
         self._path.append(function.__code__)
         try:
             return super().inlined(function, args, kwargs)
         finally:
             self._path.pop()
 
-    def _called(self, code: Any, tree: Any, scope: Namespace) -> Any:
+    def _called(self, code: types.CodeType, tree: Function, scope: Namespace) -> Value:
         """Traces a function until its form, its ints that differ and captured tensors are stable; issues the call.
 
         Returns the call's value. Raises `Refused` if that takes too many attempts, or if some path is left to Python.
@@ -192,14 +204,16 @@ class RecursiveStatements(Statements):
             return self._issued(active, active.leaves(scope.names), self._room(), active.recursion)
         raise Refused("its calls have too little in common")
 
-    def _room(self) -> Any:
+    def _room(self) -> LazyTensor:
         """Returns the argument that limits how deeply calls may nest, which the first such call adds."""
         if self.room is None:
             self.room = len(self.reads.stage.arguments)
             self.reads.stage.argument(COUNT)
         return self.reads.stage.arguments[self.room]
 
-    def _write(self, active: _Active, tree: Any, scope: Namespace) -> tuple[Any, Any, list[Any]]:
+    def _write(
+        self, active: _Active, tree: Function, scope: Namespace
+    ) -> tuple[Value, LazyTensor | None, list[Tensor]]:
         """Traces the function; returns its value, `leave`, and the tensors that it captured."""
         outer, leave, rows, pending = self.stage, self.leave, self.rows, self._pending
         self.stage = active.stage = Stage(outer)
@@ -230,7 +244,7 @@ class RecursiveStatements(Statements):
         finally:
             self.stage, self.leave, self.rows, self._pending = outer, leave, rows, pending
 
-    def apart(self, function: Any) -> tuple[Stage, Any, Any]:
+    def apart(self, function: Callable[..., Found]) -> tuple[Stage, Found, LazyTensor | None]:
         """Traces `function` into a stage of its own; returns that stage, the function's result, and `leave`."""
         self._pending.append(self.leave)
         try:
@@ -238,7 +252,7 @@ class RecursiveStatements(Statements):
         finally:
             self._pending.pop()
 
-    def _again(self, active: _Active, names: dict[str, Any]) -> Any:
+    def _again(self, active: _Active, names: dict[str, Value]) -> Value:
         """Issues a recursive call of a function that is being traced; returns its value."""
         active.called = True
         leaves = active.leaves(names)
@@ -250,14 +264,16 @@ class RecursiveStatements(Statements):
                 room = tf.where(deep, tf.constant(0), room)
         return self._issued(active, leaves, room, RecursiveCall(active.recursion))
 
-    def _issued(self, active: _Active, leaves: list[Any], room: Any, part: Any) -> Any:
+    def _issued(
+        self, active: _Active, leaves: list[Tensor], room: Tensor, part: RecursiveFunction | RecursiveCall
+    ) -> Value:
         """Issues a call; if calls nest too deeply, the iteration is left to Python. Returns the call's value."""
         given = [*leaves, room, *active.captured]
         *found, deep = self.stage.structure(CALL, part, given, [*active.specs, FLAG])
         self.leave_if(deep)
         return self._built(active.form, found)
 
-    def merged(self, truth: LazyTensor, then: tuple[Stage, list[Any]], other: tuple[Stage, list[Any]]) -> list[Any]:
+    def merged(self, truth: LazyTensor, then: Row, other: Row) -> list[Value]:
         """Merges two paths; a Python int becomes counted where the other path has a counted number."""
         ones = [_counted(a, b) for a, b in zip(then[1], other[1], strict=True)]
         twos = [_counted(b, a) for a, b in zip(ones, other[1], strict=True)]
@@ -265,12 +281,12 @@ class RecursiveStatements(Statements):
 
     # Return values.
 
-    def _take_form(self, active: _Active, value: Any) -> list[Any]:
+    def _take_form(self, active: _Active, value: Value) -> list[LazyTensor | None]:
         """Sets `active.form` and `active.specs` to those of a return value; returns its tensors."""
         active.specs = []
-        leaves: list[Any] = []
+        leaves: list[LazyTensor | None] = []
 
-        def taken(part: Any) -> Any:
+        def taken(part: Value) -> _Form:
             if type(part) is tuple and self.reads.place(part) is None:
                 return tuple([taken(p) for p in part])
             tensor = unwrap_counted(part)
@@ -289,11 +305,11 @@ class RecursiveStatements(Statements):
         active.form = taken(value)
         return leaves
 
-    def _flat(self, active: _Active, value: Any) -> list[Any]:
+    def _flat(self, active: _Active, value: Value) -> list[Tensor]:
         """Returns the tensors in what a path returns."""
-        found: list[Any] = []
+        found: list[Tensor] = []
 
-        def taken(form: Any, part: Any) -> None:
+        def taken(form: _Form, part: Value) -> None:
             if type(form) is tuple:
                 if type(part) is not tuple or len(part) != len(form):
                     raise Refused("it returns other kinds of values on some ways")
@@ -311,7 +327,7 @@ class RecursiveStatements(Statements):
         taken(active.form, value)
         return found
 
-    def _built(self, form: Any, found: list[Any]) -> Any:
+    def _built(self, form: _Form, found: list[Tensor]) -> Value:
         if type(form) is tuple:
             return tuple([self._built(part, found) for part in form])
         if isinstance(form, _Leaf):
@@ -320,7 +336,7 @@ class RecursiveStatements(Statements):
 
     # While the form of the return value is unknown.
 
-    def branched(self, truth: LazyTensor, then: Any, other: Any) -> Any:
+    def branched(self, truth: LazyTensor, then: Callable[..., Value], other: Callable[..., Value]) -> Value:
         """Evaluates both branches to a value; while recursive calls are skipped, uses those that make none."""
         if not self._guesses:
             return super().branched(truth, then, other)
@@ -335,7 +351,7 @@ class RecursiveStatements(Statements):
         return _dummy(found[0])
 
 
-def _dummy(value: Any) -> Any:
+def _dummy(value: Value) -> Value:
     if type(value) is tuple:
         return tuple([_dummy(part) for part in value])
     if isinstance(value, CountedInt):
@@ -343,7 +359,7 @@ def _dummy(value: Any) -> Any:
     return tf.zeros(value._out.spec.shape, value._out.spec.dtype) if isinstance(value, LazyTensor) else value
 
 
-def _tensors(value: Any) -> list[Any] | None:
+def _tensors(value: Value) -> list[LazyTensor] | None:
     """Returns the tensors that make up an argument; None if it is anything else."""
     if isinstance(value, (LazyTensor, CountedInt)):
         return [unwrap_counted(value)]
@@ -352,12 +368,12 @@ def _tensors(value: Any) -> list[Any] | None:
     return None
 
 
-def _spec(tensor: Any) -> Spec:
-    spec: Spec = tensor._out.spec
+def _spec(tensor: LazyTensor) -> Spec:
+    spec = tensor._out.spec
     return spec
 
 
-def _counted(value: Any, other: Any) -> Any:
+def _counted(value: Value, other: Value) -> Value:
     """Returns a value with its Python ints as counted numbers where the other value has some."""
     if type(value) is tuple and type(other) is tuple and len(value) == len(other):
         parts = tuple([_counted(*pair) for pair in zip(value, other, strict=True)])
@@ -367,7 +383,7 @@ def _counted(value: Any, other: Any) -> Any:
     return value
 
 
-def _calls_itself(code: types.CodeType, namespace: dict[str, Any]) -> bool:
+def _calls_itself(code: types.CodeType, namespace: dict[str, Value]) -> bool:
     """Returns whether a function calls something of its own name; `namespace` holds its globals."""
     tree, name = function_of(code, namespace), code.co_name
     return tree is not None and any(

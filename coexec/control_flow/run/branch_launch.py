@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from coexec.control_flow.grad.block_vjp import vjps_of
 from coexec.control_flow.grad.tape_records import BranchVjp, notify_of_reads, record_reads
@@ -35,6 +35,12 @@ from tracer.intercept import tape_is_empty
 from tracer.spec import Spec
 from tracer.syntax import Decision, Simple
 
+if TYPE_CHECKING:
+    from coexec.control_flow.program_types import Tensor, Value
+    from tracer.lazy import LazyTensor
+
+    Lead = Callable[..., bool]  # `Moves.lead` of a frame, for a site
+
 NO_EXIT = "a way through it returns, and the function has no `return` of nothing but variables to leave it by"
 
 
@@ -44,7 +50,7 @@ class Vjp(Protocol):
     forward: Block
     more: list[Spec]
 
-    def record(self, run: FollowedCall, given: list[Any], results: list[Any]) -> None:
+    def record(self, run: FollowedCall, given: list[Tensor], results: list[LazyTensor]) -> None:
         """Records the block on tapes, with these arguments and results."""
 
 
@@ -52,7 +58,7 @@ class Vjp(Protocol):
 make_recursion_vjp: Callable[[Block, tuple[int, ...]], Vjp] | None = None
 
 
-def vjp_for(run: FollowedCall, staged: TracedBranch, arguments: list[Any]) -> Vjp | str | None:
+def vjp_for(run: FollowedCall, staged: TracedBranch, arguments: list[Value]) -> Vjp | str | None:
     """Returns the VJP that records a branch on the running tapes; if that is impossible, the reason, or None."""
     if tape_is_empty():
         return BranchVjp(staged.block, [])
@@ -78,7 +84,7 @@ def _vjp_of(block: Block, watched: tuple[int, ...] | None) -> Vjp:
 
 
 def refuse_branch(
-    staged: TracedBranch, decision: Decision, frame: FrameType, local: dict[str, Any], ways: list[Exit]
+    staged: TracedBranch, decision: Decision, frame: FrameType, local: dict[str, Value], ways: list[Exit]
 ) -> None:
     """Refuses a branch that Python cannot be moved past; `ways` are the exits of the function."""
     bound = (*local, *staged.names)
@@ -97,15 +103,15 @@ def refuse_branch(
 
 
 def take(
-    staged: TracedBranch, arguments: list[Any], decision: Decision, frame: FrameType, local: dict[str, Any],
-    ways: list[Exit], lead: Any, results: list[Any],
+    staged: TracedBranch, arguments: list[Value], decision: Decision, frame: FrameType, local: dict[str, Value],
+    ways: list[Exit], lead: Lead, results: list[LazyTensor],
 ) -> bool:  # fmt: skip
     """Moves Python past a branch that returned `results`; returns the answer to its test.
 
     Raises `EarlyReturn` if the branch ends the decorated function. `lead` has the frame resume elsewhere, or with other
     variables, from its next line on.
     """
-    statement: Any = decision.statement
+    statement = decision.statement
     if staged.ends:
         value = built(staged.value, results, arguments)
         if is_decorated(frame):
@@ -120,7 +126,7 @@ def take(
     return past.answer if past.line is None else bool(lead(past.answer, line=past.line))
 
 
-def _leave(way: Exit | None, value: Any, frame: FrameType, local: dict[str, Any], lead: Any) -> bool:
+def _leave(way: Exit | None, value: Value, frame: FrameType, local: dict[str, Value], lead: Lead) -> bool:
     """Moves a frame to a `return` of variables, which are set to the value; returns the answer to its test."""
     assert way is not None  # else it was refused
     values = {way.names: value} if isinstance(way.names, str) else dict(zip(way.names, value, strict=True))
@@ -129,13 +135,13 @@ def _leave(way: Exit | None, value: Any, frame: FrameType, local: dict[str, Any]
     return way.answer if line is None else bool(lead(way.answer, line=line))
 
 
-def _values(staged: TracedBranch, results: list[Any], arguments: list[Any]) -> dict[str, Any]:
+def _values(staged: TracedBranch, results: list[LazyTensor], arguments: list[Value]) -> dict[str, Value]:
     return {name: built(form, results, arguments) for name, form in staged.names.items()}
 
 
 def run_block(
-    run: FollowedCall, staged: TracedBranch, arguments: list[Any], vjp: Vjp | None = None
-) -> list[Any] | None:
+    run: FollowedCall, staged: TracedBranch, arguments: list[Value], vjp: Vjp | None = None
+) -> list[LazyTensor] | None:
     """Issues a traced branch as the next operation of a followed call; returns its results.
 
     None if Python must run all of it. `vjp` records it on tapes.
@@ -159,8 +165,8 @@ def run_block(
 
 
 def finish_range(
-    run: FollowedCall, staged: TracedRange, arguments: list[Any], before: dict[str, Any]
-) -> tuple[dict[str, Any] | None, int]:
+    run: FollowedCall, staged: TracedRange, arguments: list[Value], before: dict[str, Value]
+) -> tuple[dict[str, Value] | None, int]:
     """Returns the variables after a range loop, None if it stopped before its end; and its number of iterations."""
     results = run_block(run, staged, arguments)
     if results is None:

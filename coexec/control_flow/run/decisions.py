@@ -14,7 +14,7 @@ import statistics
 import time
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 from coexec.base.stats import EventLog, Kind
 from coexec.base.tuning import tuning
@@ -56,13 +56,21 @@ from tracer.lazy import LazyTensor
 from tracer.location import Location, call_stack, is_user
 from tracer.syntax import Decision, Simple, decision_at
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from coexec.control_flow.program_types import Value
+    from coexec.control_flow.run.sites import Staged
+
+    _Traced = TypeVar("_Traced", bound=Staged)
+
 
 class Decisions:
     """The decisions of one co-executed function's calls."""
 
     def __init__(self, ledger: EventLog) -> None:
         self.ledger = ledger
-        self._sites: dict[Any, Site] = {}  # by code, statement and globals
+        self._sites: dict[tuple[int, int, int], Site] = {}  # by code, statement and globals
         self._places: dict[tuple[int, int, int], tuple[Site, Decision | None]] = {}  # by code, instruction and globals
         self._moves = Moves()
         self._callers = Callers()
@@ -205,7 +213,7 @@ class Decisions:
 
     def _assume(self, site: Site, statement: ast.Assert, run: FollowedCall, lazy: LazyTensor) -> bool:
         """Returns the truth of an assertion; assumes that it holds if a failure would surface before it mattered."""
-        message: list[Any] = [] if statement.msg is None else [getattr(statement.msg, "value", None)]
+        message: list[Value] = [] if statement.msg is None else [getattr(statement.msg, "value", None)]
         if site.reason is None and all(type(part) is str for part in message):
             if run.assume(lazy, message):
                 self.ledger.count(decisions_on_device=1)
@@ -223,7 +231,7 @@ class Decisions:
         variables = locals_of(frame)
 
         def stage() -> TracedLoop:
-            staged = trace_loop(site.statement, frame, variables, rows=site.rows)
+            staged = trace_loop(site.statement, frame, variables, rows=site.rows)  # type: ignore[arg-type]
             refuse_failures(staged.loop)
             return staged
 
@@ -260,7 +268,7 @@ class Decisions:
         """Whether the running tapes, if any, can record iterations: foreign ones may be forward accumulators."""
         return tape_is_empty() or (not run.tapes.foreign and site.untold < tuning.max_stage_again)
 
-    def _launch_loop(self, site: Site, run: FollowedCall, staged: TracedLoop, arguments: list[Any]) -> LoopRun | None:
+    def _launch_loop(self, site: Site, run: FollowedCall, staged: TracedLoop, arguments: list[Value]) -> LoopRun | None:
         """Runs a loop on the device; returns the run, or None if it cannot be recorded on tapes."""
         vjp = vjp_for(staged, arguments)
         if isinstance(vjp, str):
@@ -282,7 +290,7 @@ class Decisions:
         if not self._can_record(site, run) or self.placements.leaves(run, site) or not means_range(frame):
             return None
         variables = locals_of(frame)
-        told = not tape_is_empty() or bool(appended_names(site.statement.body))
+        told = not tape_is_empty() or bool(appended_names(site.statement.body))  # type: ignore[union-attr]
 
         def stage() -> TracedRange | RangeIterations:
             if told:
@@ -291,7 +299,7 @@ class Decisions:
                 staged = trace_range(decision, frame, variables)
             for part in staged.parts():
                 refuse_failures(part)
-            way_into_else(decision.statement, frame.f_code, variables)
+            way_into_else(decision.statement, frame.f_code, variables)  # type: ignore[arg-type]
             return staged
 
         found = self._find(site, frame, variables, stage, lambda _: "a `for` loop turns on the device", None)
@@ -299,9 +307,9 @@ class Decisions:
             return None
         staged, arguments = found
         if told:
-            after, turned = self._run_range_taped(site, run, staged, arguments, variables)
+            after, turned = self._run_range_taped(site, run, staged, arguments, variables)  # type: ignore[arg-type]
         else:
-            after, turned = branch_launch.finish_range(run, staged, arguments, variables)
+            after, turned = branch_launch.finish_range(run, staged, arguments, variables)  # type: ignore[arg-type]
         if after is None:
             site.idle += turned == 0
             if site.idle >= tuning.max_stage_idle:
@@ -313,13 +321,13 @@ class Decisions:
         is_over = after.pop(OVER, False)  # rather than left by `break`
         set_locals(frame, after)
         if is_over:
-            line = way_into_else(decision.statement, frame.f_code, variables)
+            line = way_into_else(decision.statement, frame.f_code, variables)  # type: ignore[arg-type]
             return self._moves.lead(frame, site, decision.negated, line=line)
         return not decision.negated
 
     def _run_range_taped(
-        self, site: Site, run: FollowedCall, staged: RangeIterations, arguments: list[Any], before: dict[str, Any]
-    ) -> tuple[dict[str, Any] | None, int]:
+        self, site: Site, run: FollowedCall, staged: RangeIterations, arguments: list[Value], before: dict[str, Value]
+    ) -> tuple[dict[str, Value] | None, int]:
         """Does so as iterations that tapes can record.
 
         Returns the variables afterwards, None if Python must run the loop; and the number of iterations, which is not 0
@@ -351,11 +359,12 @@ class Decisions:
         return staged.without(after), first.count + (last.count if last is not None else 0)
 
     def _find(
-        self, site: Site, frame: FrameType, variables: dict[str, Any], stage: Any, described: Any, *asked: Any
-    ) -> Any:
+        self, site: Site, frame: FrameType, variables: dict[str, Value],
+        stage: Callable[[], _Traced], described: Callable[[_Traced], str], *asked: LazyTensor | None,
+    ) -> tuple[_Traced, list[Value]] | None:  # fmt: skip
         """Returns a traced statement whose guards hold, and its arguments; traces it if need be; None if refused."""
         for _ in site.staged:  # rotated, as layers run in order
-            staged = site.staged.pop(0)
+            staged: _Traced = site.staged.pop(0)  # type: ignore[assignment]  # a site's are of one kind
             site.staged.append(staged)
             arguments = staged.arguments(variables, *asked)
             if arguments is not None:
@@ -388,7 +397,7 @@ class Decisions:
         self.ledger.cause(Kind.DECISION, described(staged), _location())
         return staged, arguments
 
-    def _is_noticed(self, site: Site, staged: Any, frame: FrameType) -> bool:
+    def _is_noticed(self, site: Site, staged: Staged, frame: FrameType) -> bool:
         """Whether the program may ask which object comes out of a statement; says so in `explain()` if it does."""
         if not staged.hands_on or not (may_be_asked(frame) or self.watchers.elsewhere(frame)):
             return False
@@ -416,7 +425,7 @@ class Decisions:
         self.ledger.cause(Kind.DECISION, f"{site.left}: {reason}", _location())
 
 
-def _kind(value: Any) -> Any:
+def _kind(value: Value) -> object:
     kind = type(value)
     if kind in (bool, str, type(None)):
         return kind, value

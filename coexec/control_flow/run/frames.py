@@ -30,7 +30,7 @@ import inspect
 import sys
 from collections.abc import Iterable
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from coexec.base.tuning import tuning
 from tracer import hooks
@@ -40,6 +40,16 @@ from tracer.guards import is_guarded, start_of
 from tracer.location import is_entry, is_user
 from tracer.source import function_of
 from tracer.syntax import Decision, asks_identity, call_at, is_plain, line_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+
+    from _typeshed import TraceFunction
+
+    from coexec.control_flow.program_types import Value
+    from coexec.control_flow.trace.conditionals import Form
+    from tracer.syntax import Simple
 
 # Code that uses these inspects the variables of a running function, which are rebuilt here.
 _LOOKING = frozenset({"locals", "vars", "eval", "exec", "dir", "_getframe"})
@@ -54,7 +64,7 @@ def may_move() -> bool:
     return sys.gettrace() is None and (_MONITORING is None or not any(map(_MONITORING.get_tool, range(6))))
 
 
-_MONITORING: Any = getattr(sys, "monitoring", None)
+_MONITORING: ModuleType | None = getattr(sys, "monitoring", None)
 
 
 def looks_at_variables(code: CodeType) -> bool:
@@ -101,7 +111,7 @@ def way_past(decision: Decision, code: CodeType, bound: Iterable[str]) -> Past:
 
     `bound` holds the names of the variables that are bound there.
     """
-    branch: Any = decision.statement
+    branch: ast.If = decision.statement  # type: ignore[assignment]  # nothing else is asked for
     no = answer_for(branch.test, False)
     if no is not None and not branch.orelse:
         return Past(no)
@@ -125,7 +135,7 @@ def _answer_in_front(branch: ast.If, goes_on: bool) -> bool:
     return yes
 
 
-def way_into_else(loop: Any, code: CodeType, bound: Iterable[str]) -> int | None:
+def way_into_else(loop: ast.For, code: CodeType, bound: Iterable[str]) -> int | None:
     """Returns the line where Python resumes after a range loop that ran to its end, if that has an `else`."""
     return _line_to(loop.orelse[0], code, bound) if loop.orelse else None
 
@@ -139,7 +149,7 @@ def _line_to(statement: ast.stmt, code: CodeType, bound: Iterable[str]) -> int:
     return line
 
 
-def answer_at_once(statement: Any) -> bool:
+def answer_at_once(statement: Simple) -> bool:
     """Returns the answer that leaves an assignment only variables to evaluate; raises `Refused` if there is none."""
     value = statement.value
     found = None
@@ -159,13 +169,17 @@ def answer_at_once(statement: Any) -> bool:
     return found
 
 
-def _fits(way: ast.expr, targets: list[Any]) -> bool:
+def _fits(way: ast.expr, targets: Sequence[ast.expr]) -> bool:
     """Whether evaluating `way` and assigning it to `targets` runs no code of the program."""
     for target in targets:
         if isinstance(target, ast.Name):
             continue
         names = isinstance(target, (ast.Tuple, ast.List)) and all(isinstance(t, ast.Name) for t in target.elts)
-        if not names or not isinstance(way, (ast.Tuple, ast.List)) or len(way.elts) != len(target.elts):
+        if (
+            not names
+            or not isinstance(way, (ast.Tuple, ast.List))
+            or len(way.elts) != len(target.elts)  # type: ignore[attr-defined]
+        ):
             return False
     parts = way.elts if isinstance(way, (ast.Tuple, ast.List)) else [way]
     return all(isinstance(part, (ast.Name, ast.Constant)) for part in parts)
@@ -208,7 +222,7 @@ def exits(decision: Decision, frame: FrameType) -> list[Exit]:
     return found
 
 
-def exit_for(ways: list[Exit], form: Any) -> Exit | None:
+def exit_for(ways: list[Exit], form: Form) -> Exit | None:
     """Returns the exit that can return a value of this form: a tuple, or anything else."""
     fitting = [
         way for way in ways if isinstance(way.names, str) or (type(form) is tuple and len(form) == len(way.names))
@@ -216,7 +230,7 @@ def exit_for(ways: list[Exit], form: Any) -> Exit | None:
     return fitting[0] if fitting else None
 
 
-def _names_of(value: Any, code: CodeType) -> str | tuple[str, ...] | None:
+def _names_of(value: ast.expr | None, code: CodeType) -> str | tuple[str, ...] | None:
     """Returns the function's own variables that an expression consists of: one, or a tuple; else None."""
     parts = value.elts if isinstance(value, ast.Tuple) else [value]
     names = [part.id for part in parts if isinstance(part, ast.Name)]
@@ -226,7 +240,7 @@ def _names_of(value: Any, code: CodeType) -> str | tuple[str, ...] | None:
     return tuple(names) if isinstance(value, ast.Tuple) else names[0]
 
 
-def _plain_returns(body: Any) -> list[ast.Return]:
+def _plain_returns(body: list[ast.stmt] | ast.expr) -> list[ast.Return]:
     """Returns a function's `return` statements that are nested in nothing but `if`s."""
     found: list[ast.Return] = []
     for statement in body if isinstance(body, list) else []:
@@ -284,7 +298,7 @@ def refuse_guarded(frame: FrameType) -> None:
 # Moves.
 
 
-def locals_of(frame: FrameType) -> dict[str, Any]:
+def locals_of(frame: FrameType) -> dict[str, Value]:
     """Returns the variables of a running function."""
     variables = frame.f_locals
     found = dict(variables)
@@ -293,7 +307,7 @@ def locals_of(frame: FrameType) -> dict[str, Any]:
     return found
 
 
-def set_locals(frame: FrameType, values: dict[str, Any]) -> None:
+def set_locals(frame: FrameType, values: dict[str, Value]) -> None:
     """Sets local variables of a running function; variables shared with inner functions must not be among them."""
     variables = frame.f_locals
     if not _COPIED:
@@ -307,7 +321,7 @@ def set_locals(frame: FrameType, values: dict[str, Any]) -> None:
     variables.update(shown)
 
 
-def _is_kept(variables: dict[str, Any]) -> bool:
+def _is_kept(variables: dict[str, Value]) -> bool:
     """Returns whether somebody else holds the dict of `f_locals`, which is the frame's and the caller's local one."""
     return sys.getrefcount(variables) > 4  # those two, the parameter, the argument
 
@@ -328,16 +342,16 @@ class Moves:
     """The frames that are being moved, and the answers to their further tests."""
 
     def __init__(self) -> None:
-        self._answers: dict[int, tuple[Any, bool]] = {}  # by the id of the frame: the site, and the answer there
+        self._answers: dict[int, tuple[object, bool]] = {}  # by the id of the frame: the site, and the answer there
 
-    def answer(self, frame: FrameType, site: Any) -> bool | None:
+    def answer(self, frame: FrameType, site: object) -> bool | None:
         """Returns the answer for a frame that is being moved past a site; None for any other frame."""
         found = self._answers.get(id(frame)) if self._answers else None
         return found[1] if found is not None and found[0] is site and sys.gettrace() is _nothing else None
 
     def lead(
-        self, frame: FrameType, site: Any, answer: bool, *,
-        lines: range = range(0), line: int | None = None, values: dict[str, Any] | None = None,
+        self, frame: FrameType, site: object, answer: bool, *,
+        lines: range = range(0), line: int | None = None, values: dict[str, Value] | None = None,
     ) -> bool:  # fmt: skip
         """Returns `answer`, which all tests of `site` get until the frame reaches a line outside of `lines`.
 
@@ -345,7 +359,7 @@ class Moves:
         """
         before = frame.f_trace
 
-        def tracing(at: FrameType, event: str, _: Any) -> Any:
+        def tracing(at: FrameType, event: str, _: object) -> TraceFunction | None:
             if event == "line" and at.f_lineno not in lines:
                 try:
                     if line is not None:
@@ -372,5 +386,5 @@ class Moves:
         return answer
 
 
-def _nothing(*_: Any) -> None:
+def _nothing(*_: object) -> None:
     """Traces no other function."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from coexec.base.stats import EventLog, Kind
 from coexec.base.tuning import tuning
@@ -18,15 +18,20 @@ from tracer.op import plain_name, signature_of
 from tracer.private import EagerTensor
 from tracer.spec import Spec, spec_of
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from coexec.control_flow.program_types import Tensor
+
 
 class GraphFunctions:
     """The graph functions that one co-executed function calls."""
 
     def __init__(self, ledger: EventLog) -> None:
         self.ledger = ledger
-        self._known: dict[Any, Call | None] = {}
+        self._known: dict[tuple[str, tuple[Spec, ...]], Call | None] = {}
 
-    def call(self, run: FollowedCall, op: Any, inputs: Any) -> list[LazyTensor] | None:
+    def call(self, run: FollowedCall, op: str | bytes, inputs: Sequence[Tensor]) -> list[LazyTensor] | None:
         """Issues a graph function's operations as part of a followed call; None if it must run on its own."""
         name = op.decode() if isinstance(op, bytes) else op
         if signature_of(name) is not None or not all(isinstance(v, EagerTensor) for v in inputs):

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import dis
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from coexec.base.tuning import tuning
 from tracer.block import BRANCH, LOOP, Block, WhileLoop, steps_of
 from tracer.effects import is_programs
 from tracer.location import is_entry
+
+if TYPE_CHECKING:
+    from tracer.block import Branch
 
 _TAPES = frozenset({"watch", "ForwardAccumulator"})
 _ASKING = _TAPES | {"id", "ref", "is_", "is_not"}
@@ -41,7 +44,7 @@ def hands_on(part: Block | WhileLoop) -> bool:
     for block in blocks:
         for outer in block.steps:
             for step in (outer, *steps_of(outer)):
-                inner: Any = step.attrs[1] if step.op in (BRANCH, LOOP) else None
+                inner: Branch = step.attrs[1] if step.op in (BRANCH, LOOP) else None  # type: ignore[assignment]
                 if step.op == BRANCH and (_returns_argument(inner.then) or _returns_argument(inner.other)):
                     return True
                 if step.op == LOOP:

@@ -6,7 +6,7 @@ seen so far. When that is full the device stops; the rest is left to Python, or 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from coexec.base.tuning import tuning
 from coexec.control_flow.grad.iteration_records import IterationRecords, unstacked
@@ -24,13 +24,19 @@ from tracer.errors import Refused
 from tracer.intercept import tape_is_empty
 from tracer.private import record
 
+if TYPE_CHECKING:
+    from coexec.control_flow.program_types import Tensor, Value
+    from tracer.lazy import LazyTensor
+
 Way = LoopVjp | IterationVjp  # the backward pass of a loop
 
 
 class LoopRun:
     """A run of a loop on the device, from these arguments: `count` iterations, and whether the loop `goes_on` then."""
 
-    def __init__(self, run: FollowedCall, staged: TracedLoop, arguments: list[Any], vjp: Way | None, room: int) -> None:
+    def __init__(
+        self, run: FollowedCall, staged: TracedLoop, arguments: list[Value], vjp: Way | None, room: int
+    ) -> None:
         self.staged, self.vjp = staged, vjp
         self._run, self._arguments = run, arguments
         self._loop = staged.loop if vjp is None else vjp.saving(room)
@@ -48,7 +54,7 @@ class LoopRun:
         if vjp is not None and self.count:  # what is one tensor in Python must be one here: tapes go by identity
             for n, place in vjp.alike.items():
                 self._states[n] = self._given[place] if place >= 0 else self._states[-1 - place]
-        self._taken: list[list[Any]] | None = None  # what to append to each list, if recorded on tapes
+        self._taken: list[list[Tensor]] | None = None  # what to append to each list, if recorded on tapes
         self.has_widened = False  # whether the next run will have more room
 
     @property
@@ -76,7 +82,7 @@ class LoopRun:
             saved = SavedStates(self._given, self.count, self._turned, self._rows, self._loop.limit)
             record_loop(self._run, self.vjp, self._states, saved)
 
-    def after(self, before: dict[str, Any]) -> dict[str, Any]:
+    def after(self, before: dict[str, Value]) -> dict[str, Value]:
         """Returns the values of the local variables that the iterations change."""
         if not self.count:
             return {}
@@ -84,7 +90,7 @@ class LoopRun:
         after = {s.name: s.join(tensors, before.get(s.name), self.count) for s in self.staged.states}
         return {**after, **self.staged.constants}
 
-    def hand_over(self, variables: dict[str, Any]) -> int:
+    def hand_over(self, variables: dict[str, Value]) -> int:
         """Appends the grown rows to the lists that the variables hold; returns the largest number of rows."""
         lists = self.staged.lists
         if not lists:
@@ -95,7 +101,7 @@ class LoopRun:
         return _hand_over(_parts_of(self._run, lists, grown, variables))
 
 
-def vjp_for(staged: TracedLoop, arguments: list[Any]) -> Way | str | None:
+def vjp_for(staged: TracedLoop, arguments: list[Value]) -> Way | str | None:
     """Returns a loop's VJP if some tape watches its inputs, else None; if it has no VJP, the reason."""
     if tape_is_empty() or not is_watched(arguments):
         return None
@@ -131,7 +137,7 @@ def room_for(vjp: Way | None, turns: int, most: int) -> int:
     return max(min(room, most, tuning.max_turn_bytes // max(vjp.size, 1)), 1)
 
 
-def is_watched(values: list[Any]) -> bool:
+def is_watched(values: list[Value]) -> bool:
     """Returns whether some tape watches one of these values, or will once it is read, as with trainable variables."""
     if any(type(v) is VariableRead and v.variable.trainable for v in values):
         return True
@@ -139,19 +145,19 @@ def is_watched(values: list[Any]) -> bool:
 
 
 def _parts_of(
-    run: FollowedCall, lists: list[GrowingList], tensors: list[Any], variables: dict[str, Any]
-) -> list[tuple[Any, list[Any]]]:
+    run: FollowedCall, lists: list[GrowingList], tensors: list[LazyTensor], variables: dict[str, Value]
+) -> list[tuple[list[Tensor], list[Tensor]]]:
     """Returns the lists that the variables hold, each with its new rows.
 
     `tensors` are each list's buffer and its number of filled rows.
     """
-    found: list[tuple[Any, list[Any]]] = []
+    found: list[tuple[list[Tensor], list[Tensor]]] = []
     for grown, buffer, count in zip(lists, tensors[::2], tensors[1::2], strict=True):
         found.append((variables[grown.name], unstacked(run, buffer, int(count.resolve()))))
     return found
 
 
-def _hand_over(parts: list[tuple[Any, list[Any]]]) -> int:
+def _hand_over(parts: list[tuple[list[Tensor], list[Tensor]]]) -> int:
     """Appends its tensors to each list; returns the largest number of them."""
     for held, tensors in parts:
         held.extend(tensors)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from coexec.base.stats import EventLog
 from coexec.control_flow.run.decisions import Decisions
@@ -13,6 +13,9 @@ from coexec.control_flow.run.graph_functions import GraphFunctions
 from coexec.control_flow.trace.read_guards import is_tensor
 from coexec.follow.device_control import FollowedCall, TimedCall
 from tracer.lazy import LazyTensor
+
+if TYPE_CHECKING:
+    from coexec.control_flow.program_types import Tensor, Value
 
 
 class OnDevice:
@@ -26,11 +29,11 @@ class OnDevice:
         """Returns the truth value of a tensor, or the answer that takes Python to where the device is."""
         return self._decisions.decide(run, lazy, frame)
 
-    def call_function(self, run: FollowedCall, op: Any, inputs: Sequence[Any]) -> list[LazyTensor] | None:
+    def call_function(self, run: FollowedCall, op: str | bytes, inputs: Sequence[Tensor]) -> list[LazyTensor] | None:
         """Follows a call of a graph function; None if it must run on its own."""
         return self._functions.call(run, op, inputs)
 
-    def watched(self, value: Any) -> None:
+    def watched(self, value: Value) -> None:
         """Notes what watches tensors; variables keep their identity."""
         if is_tensor(value):
             self._decisions.watchers.note(sys._getframe(1))

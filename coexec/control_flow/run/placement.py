@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -18,13 +18,16 @@ from coexec.base.stats import EventLog, Kind
 from coexec.base.tuning import tuning
 from coexec.follow.device_control import FollowedCall, TimedCall
 
+if TYPE_CHECKING:
+    from coexec.control_flow.run.sites import Site
+
 _ORDER = 0x9E3779B97F4A7C15  # one bit per pair of calls: which placement is first
 
 
 class Comparison:
     """The times of calls in which the device makes the decisions of a `site`, and of those in which Python does."""
 
-    def __init__(self, site: Any, place: str) -> None:
+    def __init__(self, site: Site, place: str) -> None:
         self.site, self.place = site, place
         self._times: tuple[list[float], list[float]] = ([], [])  # Python's, the device's
         self._calls = 0
@@ -61,7 +64,7 @@ class Placements:
         self._running: Comparison | None = None
         self._on_cpu = not tf.config.list_physical_devices("GPU")
 
-    def leaves(self, run: FollowedCall, site: Any) -> bool:
+    def leaves(self, run: FollowedCall, site: Site) -> bool:
         """Returns whether Python decides in this call, for timing."""
         comparison = self._running
         if comparison is None or comparison.site is not site:
@@ -72,7 +75,7 @@ class Placements:
             run.time_as(trial)
         return bool(trial.comparison is comparison and not trial.on_device)
 
-    def begin(self, run: FollowedCall, site: Any, place: Callable[[], str]) -> None:
+    def begin(self, run: FollowedCall, site: Site, place: Callable[[], str]) -> None:
         """Starts a comparison for a decision that the device has just made for the first time, if none is running.
 
         On devices other than the CPU launches are asynchronous, so times are meaningless.

@@ -6,11 +6,20 @@ import ast
 import time
 from dataclasses import dataclass, field
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from coexec.base.tuning import tuning
 from coexec.control_flow.run.frames import Exit
 from tracer.syntax import Simple
+
+if TYPE_CHECKING:
+    from coexec.control_flow.program_types import Value
+    from coexec.control_flow.trace.conditionals import TracedBranch
+    from coexec.control_flow.trace.range_loops import RangeIterations
+    from coexec.control_flow.trace.while_loops import TracedLoop
+
+    Staged = TracedBranch | TracedLoop | RangeIterations  # a traced statement
+    Kinds = tuple[tuple[str, object], ...]  # local variables, and what is told apart of their values
 
 
 @dataclass
@@ -18,17 +27,17 @@ class Site:
     """A statement that tests tensors, at one instruction or several, and what was learnt about it."""
 
     code: CodeType
-    statement: Any
-    namespace: Any = None  # the globals of the function: with others, the same code is another site
+    statement: ast.While | ast.For | ast.If | ast.Assert | Simple | None
+    namespace: dict[str, Value] | None = None  # the globals of the function: with others, the same code is another site
     seen: int = 0
-    staged: list[Any] = field(default_factory=list)
-    refused: dict[Any, str] = field(default_factory=dict)
+    staged: list[Staged] = field(default_factory=list)
+    refused: dict[Kinds | None, str] = field(default_factory=dict)
     idle: int = 0
     rows: int = field(default_factory=lambda: tuning.list_rows)  # of the lists that grow in a loop, at a time
     streak: int = 0  # consecutive iterations that Python has run
     longest: int = 0  # most iterations seen in one run of the loop
     untold: int = 0  # times that it could not be recorded on tapes
-    retried: set[Any] = field(default_factory=set)
+    retried: set[Kinds] = field(default_factory=set)
     again: int = 0  # visits with variables of kinds that were refused
     before: float = 0.0  # when Python last continued the loop
     python: list[float] = field(default_factory=list)  # seconds per iteration in Python

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import types
 import weakref
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from coexec.control_flow.program_types import Value
 
 _LIBRARIES = ("keras.", "tensorflow.")
 _LAZY = ("tensorflow", "keras")  # modules that load parts of themselves when these are asked for
@@ -26,7 +29,7 @@ class Lookup(NamedTuple):
     is_class: bool  # whether the owner is a class: then the bases are its own
 
 
-def lookup_of(owner: Any, name: str) -> Lookup | None:
+def lookup_of(owner: Value, name: str) -> Lookup | None:
     """Returns how an attribute is found; None where reading it again cannot run code of the program."""
     if isinstance(owner, types.FunctionType) and name not in vars(owner):
         return None  # what C code keeps of a function
@@ -48,7 +51,7 @@ def lookup_of(owner: Any, name: str) -> Lookup | None:
     return Lookup(weakref.ref(type(owner)), tuple(bases), len(order), held, is_class)
 
 
-def checks(n: int, owner: str, name: str, lookup: Lookup, names: dict[str, Any]) -> list[str]:
+def checks(n: int, owner: str, name: str, lookup: Lookup, names: dict[str, object]) -> list[str]:
     """Returns the lines that bail out of guard `n` if an attribute of `owner` might be found elsewhere.
 
     Adds what they refer to to `names`.

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from coexec.lowering.op_failures import can_fail, differs, needs_check
 from tracer.block import CALL, LOOP, STRUCTURES, Block, RecursiveFunction, blocks_of
 from tracer.errors import Refused
 from tracer.graph import Step
 
+if TYPE_CHECKING:
+    from tracer.op import Structure
 
-def refuse_failures(part: Any, checked: bool = True) -> None:
+
+def refuse_failures(part: Structure, checked: bool = True) -> None:
     """Refuses a part with operations that may fail; if `checked`, except those whose failure a check predicts.
 
     A recursive function is always `checked`: if a check in it fails, all of its calls are left to Python.

@@ -12,7 +12,7 @@ import ast
 import sys
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
@@ -27,6 +27,9 @@ from tracer.errors import Refused
 from tracer.lazy import LazyTensor
 from tracer.spec import RESOURCE, STRING, VARIANT, Spec, spec_of
 from tracer.syntax import Decision, Simple, assigned_names, is_read, shared_names
+
+if TYPE_CHECKING:
+    from coexec.control_flow.program_types import Value
 
 # The interpreter that traces statements; `recursion` replaces it by one that traces recursive functions.
 interpreter: type[Statements] = Statements
@@ -55,7 +58,11 @@ class ArgumentAt(NamedTuple):
 class NewList(NamedTuple):
     """A list that the block makes, and that has one name."""
 
-    parts: tuple[Any, ...]
+    parts: tuple[Form, ...]
+
+
+if TYPE_CHECKING:
+    Form = ResultAt | IntResult | ArgumentAt | NewList | tuple["Form", ...] | Value  # how to build a value
 
 
 @dataclass
@@ -64,22 +71,23 @@ class TracedBranch:
 
     block: Block
     reads: Reads
-    names: dict[str, Any]  # the values afterwards of the names that it may change
-    value: Any  # the function's return value, if `ends`
+    names: dict[str, Form]  # the values afterwards of the names that it may change
+    value: Form  # the function's return value, if `ends`
     ends: bool  # whether it returns from the function
     asked: int | None  # the argument that is the tested tensor, if no other is tested
     specs: list[Spec]
     room: int | None = field(default=None, kw_only=True)  # the argument that limits nested calls
     stops: bool = field(default=False, kw_only=True)  # whether the last result flags that all is left to Python
-    # The results' VJPs, traced when first needed, by the watched arguments if those matter; or why there are none.
-    vjps: dict[Any, Any] = field(default_factory=dict, init=False)
+    # The results' VJPs, traced when first needed, by the watched arguments if those matter (`run.branch_launch.Vjp`);
+    # or why there are none.
+    vjps: dict[tuple[int, ...] | None, Any] = field(default_factory=dict, init=False)
     hands_on: bool = field(default=False, init=False)  # whether a result may be a tensor from before
 
-    def parts(self) -> list[Any]:
+    def parts(self) -> list[Block]:
         """Returns what was traced."""
         return [self.block]
 
-    def arguments(self, local: dict[str, Any], asked: Any) -> list[Any] | None:
+    def arguments(self, local: dict[str, Value], asked: LazyTensor | None) -> list[Value] | None:
         """Returns the block's inputs; None if a guard fails."""
         arguments = self.reads.again(local)
         if arguments is None:
@@ -96,7 +104,7 @@ class TracedBranch:
         return arguments
 
 
-def built(form: Any, results: list[Any], arguments: list[Any]) -> Any:
+def built(form: Form, results: list[LazyTensor], arguments: list[Value]) -> Value:
     """Builds a value of the form `form` from the block's results and arguments."""
     if isinstance(form, ResultAt):
         return results[form.number]
@@ -109,12 +117,12 @@ def built(form: Any, results: list[Any], arguments: list[Any]) -> Any:
     return tuple([built(part, results, arguments) for part in form]) if type(form) is tuple else form
 
 
-def trace_branch(decision: Decision, asked: Any, frame: FrameType, local: dict[str, Any]) -> TracedBranch:
+def trace_branch(decision: Decision, asked: LazyTensor, frame: FrameType, local: dict[str, Value]) -> TracedBranch:
     """Traces the branch that `frame` is at; raises `Refused` with the reason if it must be left to Python.
 
     If some path of the branch returns, the rest of the function is traced with it.
     """
-    branch: Any = decision.statement
+    branch: ast.If = decision.statement  # type: ignore[assignment]  # or `simple`
     code, simple = frame.f_code, isinstance(branch, Simple)
     if leaves_turn([branch]):
         raise Refused("a way through it ends the turn of a loop")
@@ -148,14 +156,20 @@ def trace_branch(decision: Decision, asked: Any, frame: FrameType, local: dict[s
 
 
 def _write(
-    nodes: list[Any], reads: Reads, scope: Namespace, before: Any, assigned: set[str], ends: bool, asked: int | None
+    nodes: list[ast.stmt],
+    reads: Reads,
+    scope: Namespace,
+    before: dict[str, Value],
+    assigned: set[str],
+    ends: bool,
+    asked: int | None,
 ) -> TracedBranch:
     """Traces the statements in `scope`; `before` holds its initial names, `asked` is the tested tensor's argument."""
     statements = interpreter(reads)
-    results: list[Any] = []
-    names: dict[str, Any] = {}
-    value: Any = None
-    lists: dict[int, list[Any]] = {}
+    results: list[LazyTensor | CountedInt] = []
+    names: dict[str, Form] = {}
+    value: Form = None
+    lists: dict[int, list[Value]] = {}
     with reads.stage:
         if ends:
             value = statements.returned(nodes, scope)
@@ -184,7 +198,12 @@ def _write(
     return TracedBranch(block, reads, names, value, ends, asked, specs, room=statements.room, stops=stops)
 
 
-def form_of_value(value: Any, reads: Reads, results: list[Any], lists: dict[int, list[Any]] | None = None) -> Any:
+def form_of_value(
+    value: Value,
+    reads: Reads,
+    results: list[LazyTensor | CountedInt],
+    lists: dict[int, list[Value]] | None = None,
+) -> Form:
     """Returns how to build a value from the block's results; appends the tensors that it needs to `results`.
 
     With `lists`, lists that the block makes are allowed and added there, by id; a second name for one is refused, as

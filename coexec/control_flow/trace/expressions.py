@@ -12,7 +12,7 @@ import operator
 import sys
 import types
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import keras
 import tensorflow as tf
@@ -35,14 +35,25 @@ from tracer.effects import Effects
 from tracer.errors import Refused
 from tracer.lazy import LazyTensor
 
-_BINARY: dict[type, Any] = {
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from coexec.control_flow.program_types import Tensor, Truth, Value
+    from coexec.control_flow.trace.paths import Found
+    from coexec.control_flow.trace.values import Operator
+
+    Operand = Callable[[], Value]  # evaluates it
+
+_BINARY: dict[type[ast.operator], Operator] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow, ast.MatMult: operator.matmul,
     ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor,
     ast.LShift: operator.lshift, ast.RShift: operator.rshift,
 }  # fmt: skip
-_UNARY: dict[type, Any] = {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert}
-_COMPARE: dict[type, Any] = {
+_UNARY: dict[type[ast.unaryop], Operator] = {
+    ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert,
+}  # fmt: skip
+_COMPARE: dict[type[ast.cmpop], Operator] = {
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
     ast.Eq: operator.eq, ast.NotEq: operator.ne,
 }  # fmt: skip
@@ -60,14 +71,14 @@ class Expressions(Paths):
         self.depth = 0
         self.compared_numbers = False  # a chain of comparisons has compared two Python numbers
 
-    def evaluate(self, node: ast.expr, scope: Namespace) -> Any:
+    def evaluate(self, node: ast.expr, scope: Namespace) -> Value:
         """Returns the value of an expression."""
         method = getattr(self, f"_{type(node).__name__.lower()}", None)
         if method is None:
             raise Refused(f"{type(node).__name__} is not supported")
         return method(node, scope)
 
-    def truth(self, node: ast.expr, scope: Namespace) -> Any:
+    def truth(self, node: ast.expr, scope: Namespace) -> Truth:
         """Returns the truth of an expression: a bool, or a tensor with one bool."""
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             found = self.truth(node.operand, scope)
@@ -78,11 +89,11 @@ class Expressions(Paths):
             return self._comparison(node, scope)
         return self.truth_of(self.evaluate(node, scope))
 
-    def _truth_of_all(self, parts: list[Any], op: ast.boolop) -> Any:
+    def _truth_of_all(self, parts: Sequence[tuple[Callable[[], Truth], bool]], op: ast.boolop) -> Truth:
         """Combines truths as `and` or `or` do; after a tensor, only harmless operands are computed unconditionally."""
         decisive = isinstance(op, ast.Or)
         join = tf.logical_or if decisive else tf.logical_and
-        found: Any = not decisive
+        found: Truth = not decisive
         for part, harmless in parts:
             if isinstance(found, LazyTensor) and not harmless:
                 found = self.branched(found, *_ordered(decisive, lambda: tf.constant(decisive), partial(_tensor, part)))
@@ -94,16 +105,16 @@ class Expressions(Paths):
                 return decisive
         return found
 
-    def truth_of(self, value: Any) -> Any:
+    def truth_of(self, value: Value) -> Truth:
         """Returns the truth of a value; for a container from outside, reads its length."""
         if type(value) in CONTAINERS and self.reads.place(value) is not None:
             return self.reads.length(value) > 0
         return truth_of(value)
 
-    def _comparison(self, node: ast.Compare, scope: Namespace) -> Any:
-        left: list[Any] = [self.evaluate(node.left, scope)]
+    def _comparison(self, node: ast.Compare, scope: Namespace) -> Truth:
+        left: list[Value] = [self.evaluate(node.left, scope)]
 
-        def compared(op: ast.cmpop, operand: ast.expr) -> Any:
+        def compared(op: ast.cmpop, operand: ast.expr) -> Truth:
             left.append(self.evaluate(operand, scope))
             self.compared_numbers |= len(node.ops) > 1 and not any(isinstance(v, LazyTensor) for v in left[-2:])
             return self._compared_truth(op, left[-2], left[-1])
@@ -116,10 +127,10 @@ class Expressions(Paths):
             return self.truth_of(self._chained(node, scope))
         return self._truth_of_all(parts, ast.And())
 
-    def _chained(self, node: ast.Compare, scope: Namespace) -> Any:
+    def _chained(self, node: ast.Compare, scope: Namespace) -> Value:
         """Returns the value of a chain of comparisons: the first that is false, or the last."""
 
-        def value_from(n: int, left: Any) -> Any:
+        def value_from(n: int, left: Value) -> Value:
             right = self.evaluate(node.comparators[n], scope)
             if not any(isinstance(v, LazyTensor) for v in (left, right)):
                 self.compared_numbers = True
@@ -135,10 +146,10 @@ class Expressions(Paths):
 
         return value_from(0, self.evaluate(node.left, scope))
 
-    def _compared_truth(self, op: ast.cmpop, left: Any, right: Any) -> Any:
+    def _compared_truth(self, op: ast.cmpop, left: Value, right: Value) -> Truth:
         return self.truth_of(self._compared(op, left, right))
 
-    def _compared(self, op: ast.cmpop, left: Any, right: Any) -> Any:
+    def _compared(self, op: ast.cmpop, left: Value, right: Value) -> Value:
         """Returns the value of one comparison; refuses the identity of tensors, and `in` on other than plain values."""
         if isinstance(op, (ast.Is, ast.IsNot)):
             if isinstance(left, (LazyTensor, CountedInt)) and isinstance(right, (LazyTensor, CountedInt)):
@@ -153,7 +164,7 @@ class Expressions(Paths):
             return (left in items) is isinstance(op, ast.In)
         return self._applied(_COMPARE[type(op)], left, right)
 
-    def _applied(self, function: Any, *operands: Any) -> Any:
+    def _applied(self, function: Operator, *operands: Value) -> Value:
         """Applies an operator; refuses operands whose operators might have effects."""
         if any(isinstance(v, CountedInt) for v in operands):
             return apply_to_counted(function, operands)
@@ -164,7 +175,7 @@ class Expressions(Paths):
             raise Refused(f"{function.__name__} of values that are not supported")
         return self._ran(function, operands, {})
 
-    def _ran(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _ran(self, function: Callable[..., Found], args: Sequence[Value], kwargs: dict[str, Value]) -> Found:
         """Calls a function now; raises `Refused` for whatever it raises."""
         try:
             return function(*args, **kwargs)
@@ -173,10 +184,10 @@ class Expressions(Paths):
 
     # Expression handlers, named after the classes of the syntax tree.
 
-    def _constant(self, node: ast.Constant, scope: Namespace) -> Any:
+    def _constant(self, node: ast.Constant, scope: Namespace) -> Value:
         return node.value
 
-    def _name(self, node: ast.Name, scope: Namespace) -> Any:
+    def _name(self, node: ast.Name, scope: Namespace) -> Value:
         name = node.id
         if name.startswith("__") and not name.endswith("__"):
             raise Refused("a private name")
@@ -191,16 +202,16 @@ class Expressions(Paths):
             return self.reads.cell(scope.cells[name], name)
         return self.reads.name(scope.namespace, name)
 
-    def _tuple(self, node: ast.Tuple, scope: Namespace) -> Any:
+    def _tuple(self, node: ast.Tuple, scope: Namespace) -> Value:
         return tuple(self._items(node.elts, scope))
 
-    def _list(self, node: ast.List, scope: Namespace) -> Any:
+    def _list(self, node: ast.List, scope: Namespace) -> Value:
         made = self._items(node.elts, scope)
         self._own[id(made)] = made, self.stage
         return made
 
-    def _items(self, nodes: list[ast.expr], scope: Namespace) -> list[Any]:
-        items: list[Any] = []
+    def _items(self, nodes: list[ast.expr], scope: Namespace) -> list[Value]:
+        items: list[Value] = []
         for item in nodes:
             if isinstance(item, ast.Starred):
                 items += self.iterated(self.evaluate(item.value, scope))
@@ -208,14 +219,14 @@ class Expressions(Paths):
                 items.append(self.evaluate(item, scope))
         return items
 
-    def _slice(self, node: ast.Slice, scope: Namespace) -> Any:
+    def _slice(self, node: ast.Slice, scope: Namespace) -> Value:
         return slice(*(None if n is None else self.evaluate(n, scope) for n in (node.lower, node.upper, node.step)))
 
-    def _binop(self, node: ast.BinOp, scope: Namespace) -> Any:
+    def _binop(self, node: ast.BinOp, scope: Namespace) -> Value:
         left = self.evaluate(node.left, scope)
         return self._applied(_BINARY[type(node.op)], left, self.evaluate(node.right, scope))
 
-    def _unaryop(self, node: ast.UnaryOp, scope: Namespace) -> Any:
+    def _unaryop(self, node: ast.UnaryOp, scope: Namespace) -> Value:
         if isinstance(node.op, ast.Not):
             found = self.truth(node, scope)
             if isinstance(found, LazyTensor):
@@ -223,7 +234,7 @@ class Expressions(Paths):
             return found
         return self._applied(_UNARY[type(node.op)], self.evaluate(node.operand, scope))
 
-    def _compare(self, node: ast.Compare, scope: Namespace) -> Any:
+    def _compare(self, node: ast.Compare, scope: Namespace) -> Value:
         if len(node.ops) == 1:
             operands = self.evaluate(node.left, scope), self.evaluate(node.comparators[0], scope)
             counted = any(isinstance(v, CountedInt) for v in operands)
@@ -232,7 +243,7 @@ class Expressions(Paths):
             return self._compared(node.ops[0], *operands)
         return self._chained(node, scope)
 
-    def _boolop(self, node: ast.BoolOp, scope: Namespace) -> Any:
+    def _boolop(self, node: ast.BoolOp, scope: Namespace) -> Value:
         value = self.evaluate(node.values[0], scope)
         for other in node.values[1:]:
             truth = self.truth_of(value)
@@ -246,13 +257,13 @@ class Expressions(Paths):
                 value = self.evaluate(other, scope)
         return value
 
-    def _ifexp(self, node: ast.IfExp, scope: Namespace) -> Any:
+    def _ifexp(self, node: ast.IfExp, scope: Namespace) -> Value:
         truth = self.truth(node.test, scope)
         if not isinstance(truth, LazyTensor):
             return self.evaluate(node.body if truth else node.orelse, scope)
         return self.branched(truth, lambda: self.evaluate(node.body, scope), lambda: self.evaluate(node.orelse, scope))
 
-    def _attribute(self, node: ast.Attribute, scope: Namespace) -> Any:
+    def _attribute(self, node: ast.Attribute, scope: Namespace) -> Value:
         owner = self.evaluate(node.value, scope)
         name = node.attr
         if name.startswith("__") and not name.endswith("__"):
@@ -271,7 +282,7 @@ class Expressions(Paths):
             raise Refused(f"attribute {name!r} of a value that is not supported")
         return self.reads.attribute(owner, name, plain_attribute(owner, name))
 
-    def _subscript(self, node: ast.Subscript, scope: Namespace) -> Any:
+    def _subscript(self, node: ast.Subscript, scope: Namespace) -> Value:
         owner = self.evaluate(node.value, scope)
         index = self.evaluate(node.slice, scope)
         if isinstance(index, CountedInt):
@@ -285,7 +296,7 @@ class Expressions(Paths):
             raise Refused("an item of a value that is not supported")
         return self._ran(operator.getitem, (owner, index), {})
 
-    def _call(self, node: ast.Call, scope: Namespace) -> Any:
+    def _call(self, node: ast.Call, scope: Namespace) -> Value:
         if isinstance(node.func, ast.Attribute) and node.func.attr in ("append", "extend") and len(node.args) == 1:
             owner = self.evaluate(node.func.value, scope)
             if type(owner) is list and not node.keywords:
@@ -296,7 +307,7 @@ class Expressions(Paths):
         function = self.evaluate(node.func, scope)
         taken = self.taken(function, node, scope)
         args = self._items(node.args, scope) if taken is None else [taken]
-        kwargs: dict[str, Any] = {}
+        kwargs: dict[str, Value] = {}
         for keyword in node.keywords:
             if keyword.arg is None:
                 raise Refused("`**` in a call")
@@ -305,12 +316,12 @@ class Expressions(Paths):
             kwargs[keyword.arg] = self.evaluate(keyword.value, scope)
         return self.call(function, args, kwargs)
 
-    def _extending(self, owner: list[Any], given: Any) -> list[Any]:
+    def _extending(self, owner: list[Value], given: Value) -> list[Value]:
         if given is owner or type(given) not in (list, tuple):
             raise Refused("a list is extended by what is not supported")
         return self.iterated(given)
 
-    def call(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def call(self, function: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
         """Calls a known pure function or a Keras layer, or inlines a user function; refuses any other."""
         if getattr(function, "__self__", None).__class__ in (tf.TensorShape,):
             return function(*args, **kwargs)
@@ -327,7 +338,7 @@ class Expressions(Paths):
         if isinstance(function, types.MethodType):
             if self.reads.place(function.__self__) is None:
                 raise Refused("a method of a value that is not supported")
-            return self.inlined(function.__func__, [function.__self__, *args], kwargs)
+            return self.inlined(function.__func__, [function.__self__, *args], kwargs)  # type: ignore[arg-type]
         if isinstance(function, keras.layers.Layer):
             return self.layer(function, args, kwargs)
         if isinstance(function, types.FunctionType):
@@ -338,7 +349,7 @@ class Expressions(Paths):
             return self.call(self.reads.attribute(function, "__call__", function.__call__), args, kwargs)
         raise Refused(f"{getattr(function, '__qualname__', None) or type(function).__qualname__} is called")
 
-    def layer(self, layer: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def layer(self, layer: keras.layers.Layer, args: list[Value], kwargs: dict[str, Value]) -> Value:
         """Calls a Keras layer while watching its effects; refuses it if it has any, or reads values of tensors.
 
         The layer must be built, and must run only Keras' own code. The attributes that it reads are guarded.
@@ -358,15 +369,15 @@ class Expressions(Paths):
         self.reads.ran(layer, effects.objects)
         return result
 
-    def taken(self, function: Any, node: ast.Call, scope: Namespace) -> list[Any] | None:
+    def taken(self, function: Value, node: ast.Call, scope: Namespace) -> list[Value] | None:
         """Returns the items of a generator expression that a call consumes whole; None for other calls."""
         raise NotImplementedError
 
-    def inlined(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def inlined(self, function: types.FunctionType, args: list[Value], kwargs: dict[str, Value]) -> Value:
         """Inlines a call of a user function."""
         raise NotImplementedError
 
-    def _passed(self, value: Any) -> Any:
+    def _passed(self, value: Value) -> Value:
         """Converts an argument for a library function: a container from outside is read item by item."""
         if isinstance(value, CountedInt):
             return value.tensor
@@ -376,7 +387,7 @@ class Expressions(Paths):
             return value
         raise Refused(f"a {type(value).__name__} is passed to a function")
 
-    def iterated(self, value: Any) -> list[Any]:
+    def iterated(self, value: Value) -> list[Value]:
         """Returns the items that a Python loop over a value would see."""
         if type(value) in (list, tuple) and self.reads.place(value) is not None:
             return [self.reads.item(value, n) for n in range(self.reads.length(value))]
@@ -387,12 +398,12 @@ class Expressions(Paths):
         raise Refused(f"a loop over a {type(value).__name__}")
 
 
-def _ordered(stops: bool, kept: Any, later: Any) -> tuple[Any, Any]:
+def _ordered(stops: bool, kept: Operand, later: Operand) -> tuple[Operand, Operand]:
     """Returns what to evaluate if the left operand is true, and what if false; `stops`: for `or`, not `and`."""
     return (kept, later) if stops else (later, kept)
 
 
-def _tensor(part: Any) -> Any:
+def _tensor(part: Callable[[], Truth]) -> Tensor:
     truth = part()
     return truth if isinstance(truth, LazyTensor) else tf.constant(truth)
 

@@ -7,12 +7,15 @@ Relies on `Layer._flatten_layers`, which returns a Keras layer and its sublayers
 from __future__ import annotations
 
 import types
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tracer.location import is_user
 
+if TYPE_CHECKING:
+    import keras
 
-def note_call(layer: Any) -> None:
+
+def note_call(layer: keras.layers.Layer) -> None:
     """Marks a layer and its sublayers as called, and their variables as read.
 
     The first call of a built layer has no other effects; with these marks set beforehand, it has none at all.
@@ -25,7 +28,7 @@ def note_call(layer: Any) -> None:
             variable.value._variable_read = True
 
 
-def is_plain_keras(layer: Any) -> bool:
+def is_plain_keras(layer: keras.layers.Layer) -> bool:
     """Returns whether a layer and its sublayers run only Keras' own code.
 
     Then an extra call, made to find out whether it has effects, is harmless.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import tensorflow as tf
 
@@ -15,7 +15,10 @@ from tracer.lazy import LazyTensor
 from tracer.spec import RESOURCE, STRING, VARIANT, Spec, intern_spec
 from tracer.stage import Stage
 
-Rows = tuple[Any, CountedInt]  # a buffer, and how many of its rows are filled
+if TYPE_CHECKING:
+    from coexec.control_flow.program_types import Tensor, Value
+
+Rows = tuple[LazyTensor, CountedInt]  # a buffer, and how many of its rows are filled
 
 
 class GrowingList(NamedTuple):
@@ -24,7 +27,7 @@ class GrowingList(NamedTuple):
     name: str
     element: Spec
     before: Rows
-    length: Any = None  # an argument: its length before the first iteration, if the loop uses that
+    length: LazyTensor | None = None  # an argument: its length before the first iteration, if the loop uses that
 
 
 class ListBuffers:
@@ -39,7 +42,8 @@ class ListBuffers:
         self.names = names
         self.grown: dict[int, GrowingList] = {}  # by the read that returned the list
         self.counts: dict[int, CountedInt] = {}  # filled rows before the first iteration, as arguments
-        self.lengths: dict[int, Any] = {}  # lengths before the first iteration, as arguments, where the loop uses them
+        # Lengths before the first iteration, as arguments, where the loop uses them.
+        self.lengths: dict[int, LazyTensor] = {}
         self.taken: list[tuple[int, Stage, LazyTensor]] = []  # everything appended, in order, with the path's stage
         self.parted: set[int] = set()  # lists to which only some paths append
 
@@ -47,7 +51,7 @@ class ListBuffers:
         """Returns a list's rows before the first iteration."""
         return self.grown[place].before
 
-    def appended(self, place: int, rows: Rows | None, value: Any, stage: Stage) -> Rows:
+    def appended(self, place: int, rows: Rows | None, value: Value, stage: Stage) -> Rows:
         """Traces the append of a tensor; in a full buffer it overwrites the last row, which `lacks` detects."""
         if not isinstance(value, LazyTensor):
             raise Refused(f"a list takes a {'number' if isinstance(value, CountedInt) else type(value).__name__}")
@@ -72,7 +76,7 @@ class ListBuffers:
             self.counts[place] = CountedInt(self.reads.stage.argument(COUNT))
         return self.counts[place]
 
-    def lacks(self, rows: Rows) -> Any:
+    def lacks(self, rows: Rows) -> Tensor:
         """Returns, as a tensor, whether the buffer has overflowed: such an iteration is left to Python."""
         return tf.greater(rows[1].tensor, self.rows)
 

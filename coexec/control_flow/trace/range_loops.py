@@ -11,7 +11,7 @@ import ast
 import builtins
 from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -26,6 +26,11 @@ from tracer.errors import Refused
 from tracer.lazy import LazyTensor
 from tracer.syntax import Decision, assigned_names, is_read, shared_names
 
+if TYPE_CHECKING:
+    from coexec.control_flow.program_types import Value
+    from coexec.control_flow.trace.conditionals import Form
+    from tracer.block import WhileLoop
+
 _RANGE = range  # whatever a program puts in its place
 
 # Names in traced statements; not valid Python names.
@@ -39,7 +44,7 @@ class TracedRange(TracedBranch):
     loop: ast.For
     counters: dict[str, int]  # counted names, and the argument that supplies each
 
-    def arguments(self, local: dict[str, Any], asked: Any) -> list[Any] | None:
+    def arguments(self, local: dict[str, Value], asked: LazyTensor | None) -> list[Value] | None:
         """Returns the block's inputs; None if a guard fails."""
         last = _last(self.loop, local)
         given = {name: last if name == _LAST else local.get(name) for name in self.counters}
@@ -52,13 +57,13 @@ class TracedRange(TracedBranch):
             arguments[position] = tf.constant(given[name], tf.int32)
         return arguments
 
-    def turns(self, before: dict[str, Any], after: dict[str, Any]) -> int:
+    def turns(self, before: dict[str, Value], after: dict[str, Value]) -> int:
         """Returns the number of iterations, from the local variables before and after."""
         name = self.loop.target.id  # type: ignore[attr-defined]
-        return (after.get(name, before[name]) - before[name]) // _step(self.loop)
+        return (after.get(name, before[name]) - before[name]) // _step(self.loop)  # type: ignore[no-any-return]
 
 
-def trace_range(decision: Decision, frame: FrameType, local: dict[str, Any]) -> TracedRange:
+def trace_range(decision: Decision, frame: FrameType, local: dict[str, Value]) -> TracedRange:
     """Traces the rest of the loop that `frame` is in; raises `Refused` with the reason if it is left to Python."""
     loop, ahead, behind = _parts(decision, frame, local)
     code, leaves = frame.f_code, decision.leaves
@@ -89,8 +94,8 @@ def trace_range(decision: Decision, frame: FrameType, local: dict[str, Any]) -> 
     before = dict(scope.names)
     with staging(reads):
         statements = Statements(reads)
-        results: list[Any] = []
-        names: dict[str, Any] = {}
+        results: list[LazyTensor | CountedInt] = []
+        names: dict[str, Form] = {}
         with reads.stage:
             scope.names[OVER], scope.names[_TRUE] = (reads.stage.constant(v, tf.bool) for v in (False, True))
             statements.run(nodes, scope, False)
@@ -118,29 +123,29 @@ class RangeIterations:
     loop: ast.For
     hands_on: bool = field(default=False, init=False)  # whether a result may be a tensor from before
 
-    def arguments(self, local: dict[str, Any], _: Any = None) -> list[Any] | None:
+    def arguments(self, local: dict[str, Value], _: LazyTensor | None = None) -> list[Value] | None:
         """Returns the inputs of the iterations; None if a guard fails."""
         within = self.within(local)
         return None if within[_LAST] is None else self.turns.arguments(within)
 
-    def parts(self) -> list[Any]:
+    def parts(self) -> list[WhileLoop]:
         """Returns what was traced."""
         return [staged.loop for staged in (self.turns, self.last) if staged is not None]
 
-    def within(self, local: dict[str, Any]) -> dict[str, Any]:
+    def within(self, local: dict[str, Value]) -> dict[str, Value]:
         """Returns the local variables of the traced loop: the program's, and the last number of the range."""
         return {**local, _LAST: _last(self.loop, local)}
 
-    def without(self, local: dict[str, Any]) -> dict[str, Any]:
+    def without(self, local: dict[str, Value]) -> dict[str, Value]:
         """Returns those of the local variables that are the program's."""
         return {name: value for name, value in local.items() if name != _LAST}
 
-    def is_at_last(self, local: dict[str, Any]) -> bool:
+    def is_at_last(self, local: dict[str, Value]) -> bool:
         """Returns whether the loop is at the last number of its range."""
-        return local[self.loop.target.id] == _last(self.loop, local)  # type: ignore[attr-defined]
+        return local[self.loop.target.id] == _last(self.loop, local)  # type: ignore[attr-defined, no-any-return]
 
 
-def trace_range_iterations(decision: Decision, frame: FrameType, local: dict[str, Any], rows: int) -> RangeIterations:
+def trace_range_iterations(decision: Decision, frame: FrameType, local: dict[str, Value], rows: int) -> RangeIterations:
     """Traces the rest of the loop that `frame` is in as iterations; raises `Refused` if it is left to Python.
 
     Lists may grow in it by `rows`, which must hold all that is appended, as Python's iterator cannot be advanced.
@@ -171,7 +176,7 @@ def _counting(name: str, step: int) -> ast.stmt:
 
 
 def _parts(
-    decision: Decision, frame: FrameType, local: dict[str, Any]
+    decision: Decision, frame: FrameType, local: dict[str, Value]
 ) -> tuple[ast.For, list[ast.stmt], list[ast.stmt]]:
     """Returns the loop, and the statements of its body before and after the one that breaks."""
     loop, code = decision.statement, frame.f_code
@@ -193,7 +198,7 @@ def _local(code: CodeType) -> frozenset[str]:
     return frozenset((*code.co_varnames, *code.co_cellvars, *code.co_freevars, _LAST, OVER, _TRUE))
 
 
-def _last(loop: ast.For, local: dict[str, Any]) -> int | None:
+def _last(loop: ast.For, local: dict[str, Value]) -> int | None:
     """Returns the last number of the loop's range; None if the range or the place in it is unknown."""
     values = [
         local.get(a.id) if isinstance(a, ast.Name) else ast.literal_eval(a)

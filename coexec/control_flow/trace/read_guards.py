@@ -9,7 +9,7 @@ import builtins
 import keyword
 from collections.abc import Callable
 from types import FunctionType, MethodType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
 
@@ -21,6 +21,15 @@ from tracer.op import freeze
 from tracer.private import EagerTensor
 from tracer.spec import Spec, spec_of
 
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from coexec.control_flow.program_types import Tensor, Value
+
+    Key = Value  # by the kind of read: a name, an index, a namespace or cell and a name, a weak reference or None
+    Guard = Spec | tuple[str, Value]  # a tensor's spec; or how a value is compared, and with what
+    Check = Callable[[dict[str, Value]], list[Value] | None]  # of local variables: the arguments; None if a guard fails
+
 LOCAL, GLOBAL, CELL, ATTRIBUTE, ITEM, LENGTH, VALUE, OBJECT, SHARED = range(9)
 
 _MISSING = object()
@@ -31,16 +40,16 @@ class Read(NamedTuple):
 
     parent: int
     kind: int
-    key: Any
-    expected: Any
+    key: Key
+    expected: Guard
     lookup: Lookup | None = None  # of an attribute: how it is found
 
 
 class VariableRead(NamedTuple):
     """A variable's value when the statement begins: the handle to read it by, and the variable that tapes watch."""
 
-    handle: Any
-    variable: Any
+    handle: Tensor
+    variable: tf.Variable
 
 
 def is_local_function(function: FunctionType) -> bool:
@@ -49,8 +58,9 @@ def is_local_function(function: FunctionType) -> bool:
 
 
 def written(
-    reads: list[Read], alone: set[int], arguments: list[int | None], handles: dict[int, Spec], holds: Any
-) -> Callable[[dict[str, Any]], list[Any] | None]:
+    reads: list[Read], alone: set[int], arguments: list[int | None], handles: dict[int, Spec],
+    holds: Callable[[Tensor, Spec], bool],
+) -> Check:
     """Generates the function that checks all guards, given the local variables; it returns the arguments, or None.
 
     `arguments` holds the read behind each argument, None for those supplied elsewhere. `alone` are reads whose value no
@@ -89,7 +99,7 @@ def written(
     return writer.written(f"[{', '.join('None' if n is None else f'v{n}' for n in arguments)}]")
 
 
-def _fetched(n: int, parent: int, kind: int, key: Any) -> list[str]:
+def _fetched(n: int, parent: int, kind: int, key: Key) -> list[str]:
     if kind == LOCAL:
         return [f"v{n} = local[k{n}]"]
     if kind == GLOBAL:  # of a namespace, by name
@@ -106,13 +116,13 @@ def _fetched(n: int, parent: int, kind: int, key: Any) -> list[str]:
     return [f"v{n} = v{parent}.__closure__[k{n}].cell_contents"]
 
 
-def _checked(n: int, expected: Any, names: dict[str, Any]) -> str:
+def _checked(n: int, expected: Guard, names: dict[str, object]) -> str:
     """Returns the line of code that bails out if the guard on a read fails; adds what it refers to to `names`."""
     value = f"v{n}"
     if type(expected) is Spec:
         names[f"e{n}"] = expected
         return f"if not is_spec({value}, e{n}): return None"
-    how, what = expected
+    how, what = expected  # type: ignore[misc]  # a pair: no spec
     if how == "method":
         names[f"f{n}"], names[f"s{n}"] = what
         same = f"type({value}) is N and {value}.__func__ is f{n}() and {value}.__self__ is s{n}()"
@@ -131,22 +141,22 @@ def _checked(n: int, expected: Any, names: dict[str, Any]) -> str:
     return f"if type({value}) is not e{n}: return None"
 
 
-def is_tensor(value: Any) -> bool:
+def is_tensor(value: Value) -> bool:
     """Returns whether a value is an eager or lazy tensor, by its type: `isinstance` may run code of its class."""
     return type(value) is LazyTensor or issubclass(type(value), EagerTensor)
 
 
-def is_spec(value: Any, spec: Spec) -> bool:
+def is_spec(value: Value, spec: Spec) -> bool:
     """Returns whether a value is a tensor of this spec."""
     if type(value) is LazyTensor:
         return bool(value._out.spec is spec) or spec_of(value) is spec
     return issubclass(type(value), EagerTensor) and spec_of(value) is spec
 
 
-def _is_equal(value: Any, frozen: Any) -> bool:
+def _is_equal(value: Value, frozen: object) -> bool:
     return is_number(value) and bool(freeze(value) == frozen)
 
 
-def _is_same(value: Any, known: Any) -> bool:
+def _is_same(value: Value, known: tf.Variable | None) -> bool:
     """Returns whether this is a Keras variable that wraps the known `tf.Variable`."""
     return issubclass(type(value), keras.Variable) and known is not None and value.value is known

@@ -7,7 +7,7 @@ import contextlib
 import weakref
 from collections.abc import Iterator
 from types import CellType, FrameType, FunctionType, MethodType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import keras
 import tensorflow as tf
@@ -39,6 +39,10 @@ from tracer.seeds import generator
 from tracer.spec import Spec, intern_spec, spec_of
 from tracer.stage import Stage
 
+if TYPE_CHECKING:
+    from coexec.control_flow.program_types import Tensor, Value
+    from coexec.control_flow.trace.read_guards import Check, Guard, Key
+
 CONTAINERS = (list, tuple, dict)
 
 _MISSING = object()
@@ -55,20 +59,20 @@ class Reads(Watcher):
         self.stage = Stage(captured=self._captured)
         self.alone: set[int] = set()  # reads of lists that no other read may alias
         self.stale = False  # a Keras object that it relies on was written to
-        self._scopes: Any = None  # Keras' scopes, if a layer was called
-        self._around: list[Any] = []
+        self._scopes: tuple[object, ...] | None = None  # Keras' scopes, if a layer was called
+        self._around: list[object] = []  # what those are compared by
         self.fetched: list[int] = []  # the reads that are arguments
         self.positions: list[int] = []  # and the positions of those arguments
         self._reads: list[Read] = []
-        self._again: Any = None
-        self._known: dict[Any, tuple[int, Any]] = {}
+        self._again: Check | None = None
+        self._known: dict[tuple[int, int, Key], tuple[int, Value]] = {}
         self._places: dict[int, int] = {}  # by id: reads of objects and containers
         self._made: dict[int, tuple[int, int]] = {}  # by a cell's id: the read of its function, and its index
         self._held: dict[int, LazyTensor] = {}  # by the id of a variable's handle: the variable's value
         self._handles: dict[int, Spec] = {}  # of variables' values, by the handles' ids, never reused
-        self._kept: list[Any] = []  # keeps ids valid while tracing
+        self._kept: list[Value] = []  # keeps ids valid while tracing
 
-    def place(self, value: Any) -> int | None:
+    def place(self, value: Value) -> int | None:
         """Returns the read that returned an object or container; None if the statement itself made it."""
         return self._places.get(id(value))
 
@@ -81,11 +85,11 @@ class Reads(Watcher):
         """Returns whether something was read from the value of this read."""
         return any(read.parent == place for read in self._reads)
 
-    def local(self, name: str, value: Any) -> Any:
+    def local(self, name: str, value: Value) -> Value:
         """Reads a local variable of the frame; returns what represents it in the trace."""
         return self._read(-1, LOCAL, name, value)
 
-    def name(self, namespace: dict[str, Any], name: str) -> Any:
+    def name(self, namespace: dict[str, Value], name: str) -> Value:
         """Reads a global or built-in name."""
         value = namespace.get(name, _MISSING)
         if value is _MISSING:
@@ -95,7 +99,7 @@ class Reads(Watcher):
         self._kept.append(namespace)
         return self._read(-1, GLOBAL, (_Known(namespace), name), value)
 
-    def cell(self, cell: CellType, name: str) -> Any:
+    def cell(self, cell: CellType, name: str) -> Value:
         """Reads a variable of an enclosing function."""
         try:
             if id(cell) in self._made:
@@ -105,22 +109,22 @@ class Reads(Watcher):
         except ValueError:
             raise Refused(f"{name!r} has no value yet") from None
 
-    def attribute(self, owner: Any, name: str, value: Any) -> Any:
+    def attribute(self, owner: Value, name: str, value: Value) -> Value:
         """Reads an attribute of an object that was read before; `value` is its value."""
         return self._read(self._places[id(owner)], ATTRIBUTE, name, value, lookup_of(owner, name))
 
-    def item(self, owner: Any, key: Any) -> Any:
+    def item(self, owner: Value, key: Value) -> Value:
         """Reads an item of a container that was read before."""
         try:
             return self._read(self._places[id(owner)], ITEM, key, owner[key])
         except (LookupError, TypeError) as error:
             raise Refused(f"{type(error).__name__} on {key!r}") from None
 
-    def length(self, owner: Any) -> int:
+    def length(self, owner: Value) -> int:
         """Reads the length of a container that was read before."""
-        return self._read(self._places[id(owner)], LENGTH, None, len(owner))
+        return self._read(self._places[id(owner)], LENGTH, None, len(owner))  # type: ignore[no-any-return]
 
-    def _read(self, parent: int, kind: int, key: Any, value: Any, lookup: Lookup | None = None) -> Any:
+    def _read(self, parent: int, kind: int, key: Key, value: Value, lookup: Lookup | None = None) -> Value:
         """Notes a read, once for each parent, kind and key; returns what represents its value in the trace."""
         known = self._known.get((parent, kind, key))
         if known is not None:
@@ -134,7 +138,7 @@ class Reads(Watcher):
         self._known[parent, kind, key] = number, shown
         return shown
 
-    def _classified(self, value: Any, number: int) -> tuple[Any, Any]:
+    def _classified(self, value: Value, number: int) -> tuple[Guard, Value]:
         """Returns the guard on a value, and what represents it in the trace: an argument for a tensor, else itself."""
         if is_tensor(value):
             spec = spec_of(value)
@@ -159,7 +163,7 @@ class Reads(Watcher):
         except TypeError:
             return ("same", lambda: value), self._kept[-1]
 
-    def _function(self, function: FunctionType, number: int) -> tuple[Any, Any]:
+    def _function(self, function: FunctionType, number: int) -> tuple[Guard, Value]:
         """Returns the same for a function that each call of the program creates: guarded by code, globals, cells."""
         self._kept.append(function)
         first = self._places.setdefault(id(function), number)
@@ -175,7 +179,7 @@ class Reads(Watcher):
         self.positions.append(len(self.stage.arguments))
         return self.stage.argument(spec)
 
-    def _captured(self, value: Any) -> LazyTensor | None:
+    def _captured(self, value: Value) -> LazyTensor | None:
         """Returns the argument that represents a variable's value, given its handle; None if that is unknown."""
         known = self._held.get(id(value))
         if known is not None:
@@ -197,13 +201,13 @@ class Reads(Watcher):
         """Invalidates what was read: a layer changed."""
         self.stale = True
 
-    def ran(self, layer: Any, objects: list[Any]) -> None:
+    def ran(self, layer: keras.layers.Layer, objects: list[Value]) -> None:
         """Notes a call of a layer that relies on the attributes of these objects, and on Keras' scopes."""
         watch(objects, self)
         if self._scopes is None:
             self._scopes = environment(self._around)
 
-    def owned(self, layer: Any) -> None:
+    def owned(self, layer: keras.layers.Layer) -> None:
         """Registers a layer's variables, so that the trace can read them; guards that each is alive."""
         for variable in layer.variables:
             held = variable.value
@@ -212,7 +216,7 @@ class Reads(Watcher):
                 self._places[id(held.handle)] = len(self._reads)
                 self._reads.append(Read(-1, OBJECT, weakref.ref(held), ("same", weakref.ref(held))))
 
-    def _holds(self, handle: Any, expected: Spec) -> bool:
+    def _holds(self, handle: Tensor, expected: Spec) -> bool:
         """Returns whether a variable's value has the expected spec; remembers its handle if so."""
         if spec_of(handle).handle != ((expected.enum, expected.shape),):
             return False
@@ -225,7 +229,7 @@ class Reads(Watcher):
         """Ends tracing: releases what only tracing needs."""
         self._kept, self._known, self._places, self._held, self._made = [], {}, {}, {}, {}
 
-    def again(self, local: dict[str, Any]) -> list[Any] | None:
+    def again(self, local: dict[str, Value]) -> list[Value] | None:
         """Checks all guards; returns the arguments, or None if a guard fails.
 
         Arguments that no read supplies are None.
@@ -265,9 +269,10 @@ _COMPUTED = (FunctionType, property)
 _ASKED = ("__getattribute__", "__class__")
 
 
-def has_own_builtins(runs: Any) -> bool:
+def has_own_builtins(runs: FunctionType | FrameType) -> bool:
     """Returns whether a function, or the code of a frame, looks up builtins in another dict than Python's."""
-    return (runs.f_builtins if isinstance(runs, FrameType) else runs.__builtins__) is not vars(builtins)
+    looked_up = runs.f_builtins if isinstance(runs, FrameType) else runs.__builtins__  # type: ignore[attr-defined]
+    return looked_up is not vars(builtins)
 
 
 class _Known:
@@ -275,7 +280,7 @@ class _Known:
 
     __slots__ = ("thing",)
 
-    def __init__(self, thing: Any) -> None:
+    def __init__(self, thing: dict[str, Value] | CellType) -> None:
         self.thing = thing
 
     def __eq__(self, other: object) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import types
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -21,6 +21,13 @@ from tracer.library import behind
 from tracer.source import function_of
 from tracer.syntax import assigned_names, shared_names
 
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from coexec.control_flow.program_types import Tensor, Value
+    from tracer.source import Function
+    from tracer.stage import Stage
+
 
 class Break(Exception):
     """Leaves a loop over Python values."""
@@ -33,7 +40,7 @@ class Continue(Exception):
 class Return(Exception):
     """Returns from a function."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Value) -> None:
         self.value = value
 
 
@@ -78,7 +85,7 @@ class Statements(Expressions):
                 method(statement, scope)
         return None
 
-    def returned(self, statements: list[ast.stmt], scope: Namespace) -> Any:
+    def returned(self, statements: list[ast.stmt], scope: Namespace) -> Value:
         """Interprets the statements that end a function; returns its return value."""
         try:
             self.run(statements, scope, True)
@@ -92,7 +99,7 @@ class Statements(Expressions):
         """Interprets both paths after a fork on a tensor; merges what they assign into the names of `scope`."""
         names = sorted(assigned_names([*then, *other]))
         lost = Undefined("it is assigned on one path only")
-        paths: list[Any] = []
+        paths: list[tuple[Stage, Collection[Value] | None, LazyTensor | bool | None]] = []
         for way in (then, other):
             stage, found, leave = self.apart(lambda way=way: self._way(way, scope.branch()))
             paths.append((stage, found and [found.get(name, lost) for name in names], leave))
@@ -103,9 +110,9 @@ class Statements(Expressions):
             if row is None:
                 stage, row, _ = self.apart(lambda: [_like(v) for v in known])
                 paths[n] = stage, row, True
-        scope.names.update(zip(names, self.joined(truth, paths), strict=True))
+        scope.names.update(zip(names, self.joined(truth, paths), strict=True))  # type: ignore[arg-type]  # no None
 
-    def _way(self, statements: list[ast.stmt], scope: Namespace) -> dict[str, Any] | None:
+    def _way(self, statements: list[ast.stmt], scope: Namespace) -> dict[str, Value] | None:
         """Interprets statements; returns the names afterwards, None if the path was refused or leaves the loop."""
         try:
             self.run(statements, scope, False)
@@ -166,7 +173,7 @@ class Statements(Expressions):
         fake = ast.BinOp(ast.Name(statement.target.id, ast.Load()), statement.op, statement.value)
         self._assign(statement.target, self._binop(fake, scope), scope)
 
-    def _assign(self, target: ast.expr, value: Any, scope: Namespace) -> None:
+    def _assign(self, target: ast.expr, value: Value, scope: Namespace) -> None:
         if isinstance(target, ast.Name):
             if target.id not in scope.local:
                 raise Refused(f"{target.id!r} is not a local variable")
@@ -257,30 +264,30 @@ class Statements(Expressions):
 
     # Comprehensions.
 
-    def _listcomp(self, node: ast.ListComp, scope: Namespace) -> Any:
+    def _listcomp(self, node: ast.ListComp, scope: Namespace) -> Value:
         made = self._comprehended(node, scope)
         self._own[id(made)] = made, self.stage
         return made
 
-    def taken(self, function: Any, node: ast.Call, scope: Namespace) -> list[Any] | None:
+    def taken(self, function: Value, node: ast.Call, scope: Namespace) -> list[Value] | None:
         """Returns the items of a generator expression that a call consumes whole; None for other calls."""
         if len(node.args) != 1 or not isinstance(node.args[0], ast.GeneratorExp):
             return None
         return self._comprehended(node.args[0], scope) if any(function is f for f in (list, tuple, sum)) else None
 
-    def _comprehended(self, node: ast.ListComp | ast.GeneratorExp, scope: Namespace) -> list[Any]:
+    def _comprehended(self, node: ast.ListComp | ast.GeneratorExp, scope: Namespace) -> list[Value]:
         """Returns the items of a comprehension over Python values."""
         targets = assigned_names([part.target for part in node.generators])
         if any(isinstance(n, ast.NamedExpr) for n in ast.walk(node)) or any(part.is_async for part in node.generators):
             raise Refused("a comprehension does more than compute")
         names = {name: value for name, value in scope.names.items() if name not in targets}
         inner = Namespace(names, scope.namespace, scope.cells, scope.local | targets)
-        made: list[Any] = []
+        made: list[Value] = []
         self._comprehend(node.generators, node.elt, scope, inner, made)
         return made
 
     def _comprehend(
-        self, parts: list[ast.comprehension], item: ast.expr, around: Namespace, inner: Namespace, made: list[Any]
+        self, parts: list[ast.comprehension], item: ast.expr, around: Namespace, inner: Namespace, made: list[Value]
     ) -> None:
         if not parts:
             made.append(self.evaluate(item, inner))
@@ -303,7 +310,7 @@ class Statements(Expressions):
 
     # Calls of user functions.
 
-    def inlined(self, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def inlined(self, function: types.FunctionType, args: list[Value], kwargs: dict[str, Value]) -> Value:
         """Inlines a call of a user function: its statements are interpreted here."""
         if behind(function) is not function and self.reads.place(function) is not None:  # `coexec.pure`
             function = self.reads.attribute(function, "__wrapped__", behind(function))
@@ -316,11 +323,13 @@ class Statements(Expressions):
         finally:
             self.depth -= 1
 
-    def carried_out(self, tree: Any, scope: Namespace) -> Any:
+    def carried_out(self, tree: Function, scope: Namespace) -> Value:
         """Interprets a function's body; returns its return value."""
         return self.evaluate(tree.body, scope) if isinstance(tree, ast.Lambda) else self.returned(tree.body, scope)
 
-    def entered(self, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, Namespace]:
+    def entered(
+        self, function: types.FunctionType, args: list[Value], kwargs: dict[str, Value]
+    ) -> tuple[Function, Namespace]:
         """Returns the syntax tree of a user function that is called, and its initial names.
 
         Raises `Refused` if the function cannot be inlined; guards its code and defaults.
@@ -379,22 +388,22 @@ def leaves_turn(statements: list[ast.stmt]) -> bool:
 
 
 def _leads_to(kinds: tuple[type[ast.stmt], ...], statements: list[ast.stmt]) -> bool:
-    ahead: list[Any] = list(statements)
+    ahead: list[ast.AST] = list(statements)
     while ahead:
         node = ahead.pop()
         if isinstance(node, kinds):
             return True
         inside = isinstance(node, (ast.For, ast.While))  # only its `else` belongs to the loop around it
-        ahead.extend(node.orelse if inside else ast.iter_child_nodes(node))
+        ahead.extend(node.orelse if inside else ast.iter_child_nodes(node))  # type: ignore[attr-defined]
     return False
 
 
-def _as(value: Any, tensor: Any) -> Any:
+def _as(value: Value, tensor: Tensor) -> Value:
     """Returns the tensor that replaces `value`, as a counted number if `value` is one."""
     return CountedInt(tensor) if isinstance(value, CountedInt) else tensor
 
 
-def _like(value: Any) -> Any:
+def _like(value: Value) -> Value:
     """Returns a placeholder of the same kind, for a path whose values are never used."""
     if isinstance(value, CountedInt):
         return CountedInt(_like(value.tensor))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import types
-from typing import Any
+from typing import TYPE_CHECKING
 
 import keras
 import tensorflow as tf
@@ -16,15 +16,22 @@ from tracer.lazy import LazyTensor
 from tracer.op import same
 from tracer.spec import Spec
 
-_COMPARISONS: tuple[Any, ...] = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from coexec.control_flow.program_types import Tensor, Truth, Value
+
+    Operator = Callable[..., Value]  # of one or two operands
+
+_COMPARISONS: tuple[Operator, ...] = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
 VARIABLES = (tf.Variable, keras.Variable)
-_COUNTING: tuple[Any, ...] = (operator.add, operator.sub, operator.neg)
+_COUNTING: tuple[Operator, ...] = (operator.add, operator.sub, operator.neg)
 
 
 class CountedInt:
     """A Python int that a loop counts, as an int32 tensor."""
 
-    def __init__(self, tensor: Any) -> None:
+    def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
 
 
@@ -38,7 +45,13 @@ class Undefined:
 class Namespace:
     """The names of a running function: its local ones, and where it looks up others."""
 
-    def __init__(self, names: dict[str, Any], namespace: dict[str, Any], cells: dict[str, Any], local: Any) -> None:
+    def __init__(
+        self,
+        names: dict[str, Value],
+        namespace: dict[str, Value],
+        cells: dict[str, types.CellType],
+        local: frozenset[str],
+    ) -> None:
         self.names = names
         self.namespace = namespace
         self.cells = cells
@@ -49,31 +62,31 @@ class Namespace:
         return Namespace(dict(self.names), self.namespace, self.cells, self.local)
 
 
-def spec(value: Any) -> Spec | None:
+def spec(value: Value) -> Spec | None:
     """Returns the spec of a tensor, or of the tensor behind a counted number; None for other values."""
     value = unwrap_counted(value)
     return value._out.spec if isinstance(value, LazyTensor) else None
 
 
-def unwrap_counted(value: Any) -> Any:
+def unwrap_counted(value: Value) -> Value:
     """Returns the tensor behind a counted number; other values unchanged."""
     return value.tensor if isinstance(value, CountedInt) else value
 
 
-def form_of(value: Any) -> tuple[type, int] | None:
+def form_of(value: Value) -> tuple[type, int] | None:
     """Returns the type and length of a non-empty list or tuple of tensors only; None for other values."""
     if type(value) in (list, tuple) and value and all(spec(v) is not None for v in value):
         return type(value), len(value)
     return None
 
 
-def is_one_kind(one: Any, other: Any) -> bool:
+def is_one_kind(one: Value, other: Value) -> bool:
     """Returns whether two values are both tensors, or both counted numbers, of the same dtype and shape."""
     counted = isinstance(one, CountedInt), isinstance(other, CountedInt)
     return spec(one) is not None and spec(one) is spec(other) and counted[0] is counted[1]
 
 
-def alike(one: Any, other: Any) -> Any:
+def alike(one: Value, other: Value) -> Value:
     """Returns the value that two paths agree on; if they do not, an `Undefined` with the reason."""
     if one is other:
         return one
@@ -85,7 +98,7 @@ def alike(one: Any, other: Any) -> Any:
     return Undefined(f"it is {kinds[0]} on one path and {kinds[1]} on the other")
 
 
-def truth_of(value: Any) -> Any:
+def truth_of(value: Value) -> Truth:
     """Returns the truth of a value: a bool, or a tensor with one bool."""
     value = unwrap_counted(value)
     if isinstance(value, LazyTensor):
@@ -103,7 +116,7 @@ def truth_of(value: Any) -> Any:
     raise Refused(f"the truth of a {type(value).__name__} is asked for")
 
 
-def apply_to_counted(function: Any, operands: tuple[Any, ...]) -> Any:
+def apply_to_counted(function: Operator, operands: tuple[Value, ...]) -> Value:
     """Applies an operator to operands that include counted numbers, as Python would to the ints; or refuses."""
     others = [v for v in operands if not isinstance(v, CountedInt)]
     compares = function in _COMPARISONS
@@ -120,11 +133,11 @@ def apply_to_counted(function: Any, operands: tuple[Any, ...]) -> Any:
     raise Refused("a number that a loop counts meets a value that is not supported")
 
 
-def is_safe(value: Any) -> bool:
+def is_safe(value: Value) -> bool:
     """Returns whether operators and functions on this value do only what they are known to do."""
     return isinstance(value, (LazyTensor, *VARIABLES)) or is_number(value) or type(value) is tuple
 
 
-def counts(value: Any) -> bool:
+def counts(value: Value) -> bool:
     """Returns whether this is a counted number, or holds one."""
     return isinstance(value, CountedInt) or (type(value) in (list, tuple) and any(map(counts, value)))

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -41,6 +41,11 @@ from tracer.op import same
 from tracer.spec import RESOURCE, STRING, VARIANT, Spec, spec_of
 from tracer.syntax import assigned_names, is_read, shared_names
 
+if TYPE_CHECKING:
+    from coexec.control_flow.grad.iteration_vjp import IterationVjp
+    from coexec.control_flow.grad.loop_vjp import LoopVjp
+    from coexec.control_flow.program_types import Tensor, Value
+
 
 class LoopVariable(NamedTuple):
     """A local variable that iterations change: a tensor, a list or tuple of tensors, or a counted number."""
@@ -50,7 +55,7 @@ class LoopVariable(NamedTuple):
     step: int | None  # of a counted number: what each iteration adds
     late: bool  # it has no value before the first iteration
 
-    def join(self, tensors: Iterator[Any], before: Any, turns: int) -> Any:
+    def join(self, tensors: Iterator[Tensor], before: Value, turns: int) -> Value:
         """Returns the variable's value after `turns` iterations; consumes its own of all states' `tensors`."""
         if self.form is not None:
             return self.form[0]([next(tensors) for _ in range(self.form[1])])
@@ -65,19 +70,20 @@ class TracedLoop:
     loop: WhileLoop
     reads: Reads
     states: list[LoopVariable]
-    constants: dict[str, Any]  # names that get the same Python value in each iteration
+    constants: dict[str, Value]  # names that get the same Python value in each iteration
     inputs: tuple[Spec, ...]
     lists: list[GrowingList]  # their buffers and counts follow the states
     turn: Block | None  # an iteration's states and what it appends; None if iterations append differently
     taken: list[int]  # by appended tensor: the number of its list
-    vjp: Any = field(default=None, init=False)  # traced when first needed; or why there is none
+    # Traced when first needed; or why there is none.
+    vjp: LoopVjp | IterationVjp | str | None = field(default=None, init=False)
     hands_on: bool = field(default=False, init=False)  # whether a result may be a tensor from before
 
-    def parts(self) -> list[Any]:
+    def parts(self) -> list[WhileLoop]:
         """Returns what was traced."""
         return [self.loop]
 
-    def arguments(self, local: dict[str, Any]) -> list[Any] | None:
+    def arguments(self, local: dict[str, Value]) -> list[Value] | None:
         """Returns the loop's inputs; None if a guard fails."""
         arguments = self.reads.again(local)
         if arguments is None:
@@ -108,7 +114,7 @@ class TracedLoop:
                 return None
         return arguments
 
-    def _leaves(self, state: LoopVariable, local: dict[str, Any]) -> list[Any]:
+    def _leaves(self, state: LoopVariable, local: dict[str, Value]) -> list[Value]:
         value = local.get(state.name, _UNBOUND)
         if state.form is None:
             return [value]
@@ -119,7 +125,7 @@ class TracedLoop:
         return [None] * state.form[1]
 
 
-def _given(value: Any, spec: Spec, state: LoopVariable) -> Any:
+def _given(value: Value, spec: Spec, state: LoopVariable) -> Tensor | None:
     """Returns a state's initial value, from the variable's; None if that is not of the traced kind."""
     if state.late:
         return _zeros(spec) if value is _UNBOUND else None
@@ -133,7 +139,7 @@ def _given(value: Any, spec: Spec, state: LoopVariable) -> Any:
 
 
 @functools.lru_cache(maxsize=256)
-def _zeros(spec: Spec) -> Any:
+def _zeros(spec: Spec) -> Tensor:
     """Returns the initial value of a state that nothing reads before the first iteration."""
     return make_constant(np.zeros(spec.shape, spec.dtype.as_numpy_dtype), spec.dtype)
 
@@ -144,7 +150,7 @@ _UNBOUND = object()
 def trace_loop(
     statement: ast.While,
     frame: FrameType,
-    local: dict[str, Any],
+    local: dict[str, Value],
     *,
     rows: int | None = None,
     besides: frozenset[str] = frozenset(),
@@ -187,14 +193,20 @@ def trace_loop(
 
 
 def _write(
-    statement: ast.While, reads: Reads, scope: Namespace, starts: Any, assigned: Any, counted: Any, rows: int
+    statement: ast.While,
+    reads: Reads,
+    scope: Namespace,
+    starts: dict[str, list[LazyTensor]],
+    assigned: set[str],
+    counted: dict[str, int],
+    rows: int,
 ) -> TracedLoop:
     """Traces the loop in `scope`; `starts` holds the initial states' arguments by name, `counted` the steps by name."""
     statements = Statements(reads)
     lists = statements.lists = ListBuffers(reads, rows, appended_names(statement.body))
     before = dict(scope.names)
 
-    def test() -> Any:
+    def test() -> LazyTensor:
         truth = statements.truth(statement.test, scope)
         if not isinstance(truth, LazyTensor):
             raise Refused("the test is no tensor's")
@@ -207,7 +219,7 @@ def _write(
         raise Refused("a chain of comparisons in the test compares numbers of Python's")
     test_block = testing.block([truth])
 
-    def body() -> Any:
+    def body() -> LazyTensor | None:
         try:
             statements.run(statement.body, scope, False)
         except Continue:
@@ -279,15 +291,15 @@ def _write(
     return TracedLoop(loop, reads, states, constants, specs, grown, turn if taken is not None else None, taken_by)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: Value) -> str:
     return repr(spec(value) or f"a {type(value).__name__}")
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(one: Value, other: Value) -> bool:
     return is_number(one) and is_number(other) and same(one, other)
 
 
-def _fixed(tensor: Any, name: str) -> Spec:
+def _fixed(tensor: Tensor, name: str) -> Spec:
     found = spec_of(tensor)
     if found.enum in (RESOURCE, STRING, VARIANT):
         raise Refused(f"{name!r} cannot be compiled")
