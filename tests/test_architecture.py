@@ -16,11 +16,11 @@ PACKAGES = ("coexec", "tracer")
 
 # Lowest first. A module imports only those of lines above its own; those of one line are apart.
 TRACER = [
-    ["versions"],
+    ["versions", "frame_slots"],
     ["hooks"],
     ["private"],
-    ["buffer", "errors", "frame_slots", "handler", "index", "managers", "memory", "old_generation", "naming",
-     "random_states", "spec", "value_stack"],
+    ["buffer", "errors", "handler", "index", "managers", "memory", "old_generation", "naming", "random_states", "spec",
+     "value_stack"],
     ["guards", "faults", "keras_packages"],
     ["seeds"],
     ["location"],

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
 
-_FRAME, _STACK = 24, 72  # byte offsets: of the frame's address in a frame object, of the variables and stack in a frame
-_POINTER = ctypes.sizeof(ctypes.c_void_p)
+FRAME, SLOTS = 24, 72  # byte offsets: of the frame's address in a frame object, of the variables and stack in a frame
+POINTER = ctypes.sizeof(ctypes.c_void_p)
 
 
 def variables_of(code: CodeType) -> int:
@@ -52,8 +52,8 @@ def jumping(frame: FrameType) -> Iterator[None]:
 
 
 def _slot(frame: FrameType, place: int) -> ctypes.c_void_p:
-    start = ctypes.c_void_p.from_address(id(frame) + _FRAME).value or 0
-    return ctypes.c_void_p.from_address(start + _STACK + place * _POINTER)
+    start = ctypes.c_void_p.from_address(id(frame) + FRAME).value or 0
+    return ctypes.c_void_p.from_address(start + SLOTS + place * POINTER)
 
 
 def _try_out() -> bool:

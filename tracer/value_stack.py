@@ -1,7 +1,7 @@
 """Value stack: the operands of a frame's next instruction, as seen by a trace function at an opcode event.
 
-Relies on CPython 3.11: the offsets of a frame object's interpreter frame, and of its function, stack pointer and
-values. `available()` checks them on a frame with known values. While a trace function runs, the stack pointer is
+Relies on CPython 3.11: the offsets of a frame's function and stack pointer, beside those of `frame_slots`.
+`available()` checks them on a frame with known values. While a trace function runs, the stack pointer is
 stored.
 """
 
@@ -15,10 +15,9 @@ from types import CodeType, FrameType
 from typing import Any
 
 from tracer import hooks
+from tracer.frame_slots import FRAME, POINTER, SLOTS
 
-_FRAME = 24  # of a frame object: its interpreter frame
-_FUNCTION, _STACKTOP, _VALUES = 0, 64, 72  # of an interpreter frame
-_POINTER = 8
+_FUNCTION, _STACKTOP = 0, 64  # byte offsets in a frame
 
 hooks.Hooks(
     __name__,
@@ -36,21 +35,21 @@ NULL: Any = type("NULL", (), {"__slots__": (), "__repr__": lambda self: "NULL"})
 
 def top(frame: FrameType, depth: int = 0) -> Any:
     """Returns the value `depth` below the top of the stack; `NULL` if there is none."""
-    inner = _pointer(id(frame) + _FRAME).value or 0
-    place = inner + _VALUES + _POINTER * (_count(inner + _STACKTOP).value - 1 - depth)
+    inner = _pointer(id(frame) + FRAME).value or 0
+    place = inner + SLOTS + POINTER * (_count(inner + _STACKTOP).value - 1 - depth)
     return _object(place).value if _pointer(place).value else NULL
 
 
 def local(frame: FrameType, number: int) -> Any:
     """Returns the content of one of the frame's fast locals, such as a cell; `NULL` if it is unbound."""
-    inner = _pointer(id(frame) + _FRAME).value or 0
-    place = inner + _VALUES + _POINTER * number
+    inner = _pointer(id(frame) + FRAME).value or 0
+    place = inner + SLOTS + POINTER * number
     return _object(place).value if _pointer(place).value else NULL
 
 
 def function_of_frame(frame: FrameType) -> Any:
     """Returns the function object that a frame runs."""
-    return _object((_pointer(id(frame) + _FRAME).value or 0) + _FUNCTION).value
+    return _object((_pointer(id(frame) + FRAME).value or 0) + _FUNCTION).value
 
 
 @functools.lru_cache(maxsize=4096)
