@@ -97,35 +97,35 @@ class HookSet(Hooks):
         super().__init__(owner, what, why, lifetime)
         self.users = 0
         self._complete = False  # whether all hooks are installed
-        self._hooks: list[_Hook] = []
+        self._hooks: dict[tuple[int, str], _Hook] = {}  # by target's id and name
         self._modules: list[_Module] | None = None  # None: not computed
         self._others: list[_Hook] = []
 
     def add(self, target: Any, name: str, hook: Any) -> None:
         """Adds a hook, and installs it if the set is held; ValueError if the attribute is hooked already."""
         with _lock:
-            if any(each.target is target and each.name == name for each in self._hooks):
+            place = id(target), name
+            if place in self._hooks:
                 raise ValueError(f"{name} of {target} is replaced already")
-            one = _Hook(target, name, hook)
-            self._hooks.append(one)
+            one = self._hooks[place] = _Hook(target, name, hook)
             self._modules = None
             if self.users:
                 one.install(False)
 
     def entries(self) -> list[tuple[Any, str]]:
         """Returns the currently replaced attributes as (target, name)."""
-        return [(hook.target, hook.name) for hook in self._hooks] if self.users else []
+        return [(hook.target, hook.name) for hook in self._hooks.values()] if self.users else []
 
     def targets(self) -> list[Any]:
         """Returns the modules and classes whose attributes are replaced while there are users."""
-        return [hook.target for hook in self._hooks]
+        return [hook.target for hook in self._hooks.values()]
 
     def hold(self) -> None:
         """Adds a user; the first one installs the hooks, a later one repairs them if they have been removed."""
         with _lock:
             self.users += 1  # first, as a finalizer may release the set in between
             try:
-                first = self._hooks[0]
+                first = next(iter(self._hooks.values()))
                 if self.users == 1 or first.namespace.get(first.name) is not first.hook:
                     self._install()
             except BaseException:
@@ -155,7 +155,7 @@ class HookSet(Hooks):
         """Restores the originals and drops all hooks."""
         with _lock:
             self.uninstall()
-            self._hooks, self._modules = [], None
+            self._hooks, self._modules = {}, None
 
     def _install(self) -> None:
         modules = self._sorted() if self._modules is None else self._modules
@@ -185,7 +185,7 @@ class HookSet(Hooks):
     def _sorted(self) -> list[_Module]:
         modules: dict[int, list[_Hook]] = {}
         self._others = []
-        for hook in self._hooks:
+        for hook in self._hooks.values():
             if isinstance(hook.target, ModuleType) and hook.name in hook.namespace:
                 modules.setdefault(id(hook.target), []).append(hook)
             else:

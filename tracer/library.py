@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
+import sys
 import types
 import weakref
 from typing import Any
@@ -54,19 +56,86 @@ def _of_legacy_keras(package: Any) -> list[tuple[type, str]]:
     ]
 
 
-# TensorFlow functions that issue many operations, or few after 10 to 20 us of Python; a memoized call takes 4. None of
-# them may fail for the values of tensors (as `gather`): Keras adds the layer and its arguments to such errors.
-_FUNCTIONS = (
-    "clip_by_global_norm", "clip_by_norm", "clip_by_value", "einsum", "norm", "one_hot", "ones", "pad", "range",
-    "tensordot", "zeros", "linalg.global_norm", "linalg.norm", "math.reduce_logsumexp", "math.reduce_std",
-    "math.reduce_variance", "nn.batch_normalization", "nn.l2_normalize", "nn.moments",
-    "nn.sigmoid_cross_entropy_with_logits", "nn.softmax_cross_entropy_with_logits",
-    *(f"debugging.assert_{what}" for what in ("all_finite", "equal", "greater", "greater_equal", "less", "less_equal",
-      "near", "negative", "non_negative", "non_positive", "none_equal", "positive")),
-)  # fmt: skip
+# TensorFlow functions, by module, that spend 20 us of Python or more on their operations (`signal.stft` 1.5 ms, where
+# they are followed one by one); a memoized call takes 4. Those that read values, or that issue operations which run on
+# their own, are not worth it.
+_FUNCTIONS = {
+    "": """
+        clip_by_global_norm clip_by_norm clip_by_value einsum histogram_fixed_width_bins linspace
+        meshgrid norm one_hot ones pad range repeat sort tensordot zeros
+    """,
+    "debugging": """
+        assert_all_finite assert_equal assert_greater assert_greater_equal assert_less assert_less_equal
+        assert_near assert_negative assert_non_negative assert_non_positive assert_none_equal assert_positive
+    """,
+    "image": """
+        adjust_brightness central_crop crop_to_bounding_box extract_patches flip_left_right flip_up_down
+        grayscale_to_rgb image_gradients pad_to_bounding_box per_image_standardization psnr random_brightness
+        random_contrast random_crop random_flip_left_right random_flip_up_down random_saturation resize
+        resize_with_crop_or_pad rgb_to_grayscale rgb_to_yiq rgb_to_yuv rot90 sobel_edges ssim
+        stateless_random_brightness stateless_random_contrast stateless_random_crop
+        stateless_random_flip_left_right stateless_random_flip_up_down stateless_random_saturation
+        total_variation yiq_to_rgb yuv_to_rgb
+    """,
+    "linalg": """
+        eye global_norm logdet lstsq lu_solve matvec norm normalize pinv trace tridiagonal_matmul
+    """,
+    "math": """
+        confusion_matrix count_nonzero is_non_decreasing is_strictly_increasing lbeta polyval reduce_logsumexp
+        reduce_std reduce_variance unsorted_segment_mean unsorted_segment_sqrt_n zero_fraction
+    """,
+    "nn": """
+        atrous_conv2d avg_pool1d batch_normalization conv1d conv1d_transpose crelu depthwise_conv2d dropout gelu
+        l2_normalize log_poisson_loss max_pool1d moments normalize_moments pool separable_conv2d
+        sigmoid_cross_entropy_with_logits silu softmax_cross_entropy_with_logits
+        sparse_softmax_cross_entropy_with_logits sufficient_statistics weighted_cross_entropy_with_logits
+        weighted_moments
+    """,
+    "random": """
+        fold_in normal split stateless_normal stateless_truncated_normal stateless_uniform truncated_normal
+        uniform
+    """,
+    "signal": """
+        fft fft2d fftshift frame hamming_window hann_window ifft ifft2d ifftshift inverse_stft irfft irfft2d
+        linear_to_mel_weight_matrix overlap_and_add rfft rfft2d stft vorbis_window
+    """,
+}
+# The same of Keras, which converts, promotes and looks for masks and sparse tensors.
+_KERAS_FUNCTIONS = {
+    "losses": """
+        binary_crossentropy binary_focal_crossentropy categorical_crossentropy categorical_focal_crossentropy
+        categorical_generalized_cross_entropy categorical_hinge cosine_similarity dice huber kl_divergence
+        log_cosh mean_absolute_error mean_absolute_percentage_error mean_squared_error
+        mean_squared_logarithmic_error poisson sparse_categorical_crossentropy tversky
+    """,
+    "metrics": """
+        binary_accuracy categorical_accuracy sparse_categorical_accuracy sparse_top_k_categorical_accuracy
+        top_k_categorical_accuracy
+    """,
+    "ops": """
+        amax amin append argmax argmin binary_crossentropy categorical_crossentropy conv conv_transpose
+        corrcoef cross diff dot dot_product_attention dstack einsum eye fft fft2 fmax fmin hstack
+        hypot identity inner isclose istft kron layer_normalization linspace matmul max max_pool mean median min
+        multi_hot nan_to_num nanmax nanmean nanmin nanstd nansum nanvar norm normalize one_hot outer pad polar
+        psnr rfft irfft rms_normalization rot90 select silu sparse_categorical_crossentropy stft take_along_axis
+        tensordot trace unfold var vdot vstack where
+    """,
+}
+
+
+def _named(table: dict[str, str]) -> list[str]:
+    return [f"{module}.{name}".lstrip(".") for module, names in table.items() for name in names.split()]
+
+
+def _function(package: Any, path: str) -> Any:
+    return functools.reduce(getattr, path.split("."), package)
+
 
 # These depend only on their arguments and the device, not on Keras' scopes, unless the arguments hold objects.
-plain: frozenset[Any] = frozenset(functools.reduce(getattr, path.split("."), tf) for path in _FUNCTIONS)
+plain: frozenset[Any] = frozenset(_function(tf, path) for path in _named(_FUNCTIONS))
+
+# Functions, in contrast to methods of objects.
+functions = plain.union(_function(keras, path) for path in _named(_KERAS_FUNCTIONS))
 
 # The state of `keras.config`, read directly: its functions would be a call each, and every memoized call needs all.
 _CONFIG: dict[str, Any] = vars(keras_config)
@@ -89,21 +158,28 @@ _hooks = hooks.HookSet(
     hooks.PROCESS,
 )
 _wrappers: dict[Any, Any] = {}  # wrappers of functions, by original
+_adopted: set[types.ModuleType] = set()  # public modules, whose functions are wrapped
+_IS_PUBLIC = re.compile(
+    r"tensorflow(\._api\..*|\.compat\.v2)?|keras(\._tf_keras\.keras)?\.(losses|metrics|ops(\.\w+)?)"
+).fullmatch
 
 
 def install() -> None:
     """Installs the wrappers for good; without a handler one costs 0.2 us per call."""
     with hooks.installing:  # two threads may decorate their first functions at once
-        if _hooks.users or versions.UNTESTED:
+        if versions.UNTESTED:
+            return
+        if _hooks.users:
+            _adopt_names()
             return
         _wrap_methods(_WRAPPED)
-        for path in _FUNCTIONS:
-            wrapper = _open(*_place_of(path))
-            _name(wrapper, path)
-        for paths, _, wrapper in answered():
-            _name(wrapper, paths[0])
-            for path in paths:
-                _hooks.add(*_place_of(path), wrapper)
+        for package, table in (tf, _FUNCTIONS), (keras, _KERAS_FUNCTIONS):
+            for path in _named(table):
+                _name(_wrap_function(_function(package, path)), package, path)
+        for paths, function, wrapper in answered():
+            _name(wrapper, tf, paths[0])
+            _wrappers[function] = wrapper
+        _adopt_names()
         structures.install()
         # A write without `__setattr__`: it appends to a list.
         _hooks.add(keras.layers.Layer, "add_loss", _telling(keras.layers.Layer.add_loss))
@@ -141,23 +217,32 @@ def _wrap_methods(wrapped: list[tuple[type, str]]) -> None:
             _hooks.add(owner, name, _wrap(vars(owner)[name]))
 
 
-def _place_of(path: str) -> tuple[Any, str]:
-    *parents, name = path.split(".")
-    return functools.reduce(getattr, parents, tf), name
+def _adopt_names() -> None:
+    """Wraps functions under all of their public names, in modules that have been imported since, too.
+
+    Libraries import `tensorflow.compat.v2` as `tf`: a module of its own, as are those below it. (`compat.v1` is left
+    out: its modules are objects in C++ that keep what they have been asked for.)
+    """
+    late = ["tensorflow.compat.v2"]  # imports of the name make a module, which the program may do at any time
+    names = [name for name in (late if _adopted else sys.modules) if name in sys.modules and _IS_PUBLIC(name)]
+    for module in [sys.modules[name] for name in names]:
+        if type(module) is types.ModuleType and module not in _adopted:
+            _adopted.add(module)
+            for key, value in list(vars(module).items()):
+                if type(value) is types.FunctionType and value in _wrappers:
+                    _hooks.add(module, key, _wrappers[value])
 
 
-def _name(wrapper: Any, path: str) -> None:
+def _name(wrapper: Any, package: types.ModuleType, path: str) -> None:
     # The name by which `pickle` finds it. The original keeps its own, for imports from its defining module.
-    wrapper.__module__, wrapper.__qualname__ = "tensorflow", path
+    wrapper.__module__, wrapper.__qualname__ = package.__name__, path
 
 
-def _open(module: Any, name: str) -> Any:
-    """Wraps a function and returns the wrapper; aliases share one."""
-    original = getattr(module, name)
+def _wrap_function(original: Any) -> Any:
+    """Returns the wrapper of a function; all of its names share it."""
     wrapper = _wrappers.get(original)
     if wrapper is None:
         wrapper = _wrappers[original] = _wrap(original)
-    _hooks.add(module, name, wrapper)
     return wrapper
 
 
@@ -168,7 +253,7 @@ def register(module: types.ModuleType) -> None:
     registered.add(module.__name__)
     for name, value in list(vars(module).items()):
         if isinstance(value, types.FunctionType) and value.__module__ == module.__name__ and not name.startswith("_"):
-            _open(module, name)
+            _hooks.add(module, name, _wrap_function(value))
 
 
 def wrap_pure(function: types.FunctionType) -> Any:
@@ -198,6 +283,7 @@ def uninstall() -> None:
     registered.clear()
     _hooks.clear()
     _wrappers.clear()
+    _adopted.clear()
 
 
 def _wrap(original: Any) -> Any:
@@ -254,10 +340,7 @@ def _converting(original: Any, metric: type) -> Any:
         if type(f) is types.MethodType and issubclass(type(f.__self__), metric):
             function = f.__func__
             if str(function.__module__).startswith(keras_packages.MODULES):  # eagerly, nothing of it is converted
-                wrapper = _wrappers.get(function)
-                if wrapper is None:
-                    wrapper = _wrappers[function] = _wrap(function)
-                return functools.partial(wrapper, f.__self__)
+                return functools.partial(_wrap_function(function), f.__self__)
         return original(f, *args, **kwargs)
 
     return tf_convert

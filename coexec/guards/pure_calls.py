@@ -49,7 +49,7 @@ def _computing() -> dict[int, Any]:
             original = answers.get(id(function), function)
             if behind(original).__module__ in _COMPUTING:
                 # Whoever has looked it up before it was wrapped holds the original.
-                found.update({id(function): function, id(original): original})
+                found.update((id(each), each) for each in (function, original, behind(original)))
     others = tf.constant, tf.convert_to_tensor, tf.clip_by_value, tf.stop_gradient, tf.control_dependencies
     found.update({id(f): f for f in others})
     return found
@@ -61,8 +61,7 @@ def is_computing(function: Any) -> bool:
         return function in BUILTINS or vars(math).get(function.__name__) is function
     if isinstance(function, type):
         return function in BUILTINS
-    module = getattr(function, "__module__", None) or ""
-    if isinstance(function, types.FunctionType) and module.startswith(_KERAS):
+    if isinstance(function, types.FunctionType) and str(behind(function).__module__).startswith(_KERAS):
         return True
     if isinstance(function, np.ufunc):
         return getattr(np, function.__name__, None) is function  # not one by `np.frompyfunc`

@@ -28,6 +28,7 @@ from tracer.effects import Watcher
 from tracer.graph import Step
 from tracer.inputs import PLAIN
 from tracer.lazy import LazyTensor, Output
+from tracer.library import functions
 from tracer.location import user_frames
 from tracer.op import Const, same
 from tracer.private import EagerTensor, UnreadVariable, is_resource_variable
@@ -165,6 +166,15 @@ def admit(regions: dict[Any, Region], function: Any) -> bool:
     if once[0].retry > tuning.region_last_retry // tuning.max_regions_once:
         del regions[once[0].key]
     return False
+
+
+def has_other_arguments(regions: dict[Any, Region], region: Region) -> bool:
+    """Returns whether a function is known with other arguments: they may keep changing, as a schedule's numbers do.
+
+    Not so for calls of layers and the like, which are dearer to follow.
+    """
+    others = (each for each in regions.values() if each.function is region.function)
+    return region.function in functions and any(each is not region for each in others)
 
 
 def _same(one: Any, other: Any) -> bool:

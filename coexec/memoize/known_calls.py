@@ -145,6 +145,10 @@ class KnownCalls:
         self._without_room.add(known)
         return False
 
+    def is_late(self, place: Any) -> bool:
+        """Returns whether a key is observed when it comes again only: calls of the function have long been known."""
+        return self.calls > tuning.calls_learnt_at_once and not self.variants.of(place)
+
     def admits(self, place: Any) -> bool:
         """Returns whether to observe a call for the first time, as far as others at this place were refused."""
         refusals = self._refused.get(place)

@@ -17,6 +17,7 @@ from coexec.guards.purity import Contents, PurityProof, containers_in, is_shared
 from coexec.guards.state import LOOKED_AT
 from coexec.guards.watch import Watch
 from coexec.guards.watched_state import Effect
+from coexec.launch.keras_error_context import note_of
 from coexec.memoize.entry import Region, anchor, form_of
 from coexec.memoize.gradient_spans import BackwardCalls, HeardCalls
 from coexec.memoize.known_calls import KnownCalls
@@ -25,7 +26,7 @@ from coexec.memoize.redirect import original_of
 from coexec.memoize.region_tape_entry import RegionEntry
 from coexec.memoize.shape_variants import interior_of
 from coexec.memoize.step_range import Outputs, constants_of, is_fed_the_same, slots_of, steps_between
-from tracer import intercept, seeds
+from tracer import intercept, library, seeds
 from tracer.effects import Effects, watch
 from tracer.errors import Refused
 from tracer.faults import call, is_fault, passes
@@ -308,6 +309,8 @@ class Observation:
             raise CannotMemoizeForLong(_CALLS)
         if any(step in run.assertions for step in steps):
             raise CannotMemoize("what an assertion says where it fails keeps changing")
+        if region.function in library.functions and any(note_of(step, run.notes) is not None for step in steps):
+            raise CannotMemoizeForLong("where it fails, the error says what the layer around it was given")
         if end.dynamic and (region.state_guards is not None or region.helper is not None):
             raise CannotMemoizeForLong("code of the program's that it runs may read sizes, which differ between calls")
         numbers = {v._key - cursor.base for v in arguments.tensors if type(v) is LazyTensor}

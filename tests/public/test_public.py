@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from tests.marks import as_documented
 from tests.public import by_hand, calls
-from tests.public.names import MODULES, functions
+from tests.public.names import MODULES, by_name, functions
+from tracer import library
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +21,8 @@ LARGE = ("tf", "tf.math", "tf.nn", "tf.experimental.numpy", "keras.ops")
 
 @pytest.fixture(autouse=True)
 def launched(monkeypatch, tmp_path, tune):
-    """Even the smallest segment is launched from the second call on."""
+    """Even the smallest segment is launched from the second call on, and what is memoized is what names stand for."""
+    library.install()
     tune(launch_visits=1, launch_operations=1)
     monkeypatch.chdir(tmp_path)
     yield
@@ -42,7 +44,7 @@ def test_functions(module, part, parts):
     """Each of eight calls gives what eager gives for the same of two kinds of inputs."""
     wrong, covered = [], 0
     for name in of(module)[part::parts]:
-        function = functions()[name]
+        function = by_name(name)
         reason = calls.why_not(name)
         if reason is not None:
             print(f"left out: {name}: {reason}")
