@@ -123,19 +123,18 @@ _KERAS_FUNCTIONS = {
 }
 
 
-def _named(table: dict[str, str]) -> list[str]:
-    return [f"{module}.{name}".lstrip(".") for module, names in table.items() for name in names.split()]
-
-
-def _function(package: Any, path: str) -> Any:
-    return functools.reduce(getattr, path.split("."), package)
+def _functions(package: Any, table: dict[str, str]) -> dict[str, Any]:
+    """Returns the functions of a table by path, without those that this version of the package does not have."""
+    paths = [f"{module}.{name}".lstrip(".") for module, names in table.items() for name in names.split()]
+    found = {path: functools.reduce(lambda v, name: getattr(v, name, None), path.split("."), package) for path in paths}
+    return {path: function for path, function in found.items() if function is not None}
 
 
 # These depend only on their arguments and the device, not on Keras' scopes, unless the arguments hold objects.
-plain: frozenset[Any] = frozenset(_function(tf, path) for path in _named(_FUNCTIONS))
+plain: frozenset[Any] = frozenset(_functions(tf, _FUNCTIONS).values())
 
 # Functions, in contrast to methods of objects.
-functions = plain.union(_function(keras, path) for path in _named(_KERAS_FUNCTIONS))
+functions: frozenset[Any] = plain.union(_functions(keras, _KERAS_FUNCTIONS).values())
 
 # The state of `keras.config`, read directly: its functions would be a call each, and every memoized call needs all.
 _CONFIG: dict[str, Any] = vars(keras_config)
@@ -174,8 +173,8 @@ def install() -> None:
             return
         _wrap_methods(_WRAPPED)
         for package, table in (tf, _FUNCTIONS), (keras, _KERAS_FUNCTIONS):
-            for path in _named(table):
-                _name(_wrap_function(_function(package, path)), package, path)
+            for path, function in _functions(package, table).items():
+                _name(_wrap_function(function), package, path)
         for paths, function, wrapper in answered():
             _name(wrapper, tf, paths[0])
             _wrappers[function] = wrapper
