@@ -158,6 +158,8 @@ _hooks = hooks.HookSet(
 )
 _wrappers: dict[Any, Any] = {}  # wrappers of functions, by original
 _adopted: set[types.ModuleType] = set()  # public modules, whose functions are wrapped
+# Made where they are first imported; `tf.keras` is the second.
+_LATE = ("tensorflow.compat.v2", *(f"keras._tf_keras.keras.{name}" for name in ("losses", "metrics", "ops")))
 _IS_PUBLIC = re.compile(
     r"tensorflow(\._api\..*|\.compat\.v2)?|keras(\._tf_keras\.keras)?\.(losses|metrics|ops(\.\w+)?)"
 ).fullmatch
@@ -222,8 +224,7 @@ def _adopt_names() -> None:
     Libraries import `tensorflow.compat.v2` as `tf`: a module of its own, as are those below it. (`compat.v1` is left
     out: its modules are objects in C++ that keep what they have been asked for.)
     """
-    late = ["tensorflow.compat.v2"]  # imports of the name make a module, which the program may do at any time
-    names = [name for name in (late if _adopted else sys.modules) if name in sys.modules and _IS_PUBLIC(name)]
+    names = [name for name in (_LATE if _adopted else sys.modules) if name in sys.modules and _IS_PUBLIC(name)]
     for module in [sys.modules[name] for name in names]:
         if type(module) is types.ModuleType and module not in _adopted:
             _adopted.add(module)
