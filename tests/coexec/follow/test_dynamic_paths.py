@@ -146,6 +146,7 @@ def test_bodies(name):
     check(step.trace_graph)
 
 
+@pytest.mark.sample(*list(BODIES)[::2])
 @pytest.mark.parametrize("name", BODIES)
 def test_odd_sizes(name):
     """Sizes of none and one come between others, before and after the path is dynamic."""
@@ -176,6 +177,7 @@ def rows_of_arrays(body):
     return make
 
 
+@pytest.mark.sample(*(f"{name}-{'odd' if n % 3 == 0 else 'new'}" for n, name in enumerate(BODIES)))
 @pytest.mark.parametrize("sizes", ["new", "odd"])
 @pytest.mark.parametrize("name", BODIES)
 def test_arrays(name, sizes):
