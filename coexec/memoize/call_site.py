@@ -24,7 +24,7 @@ from coexec.guards.call_key import (
 )
 from coexec.guards.state import LOOKED_AT, is_object, is_watched_object
 from coexec.memoize.array_names import name_arrays
-from coexec.memoize.entry import Region, admit, anchor, fill_form, find, has_other_arguments
+from coexec.memoize.entry import Region, admit, anchor, fill_form, find, has_other_numbers
 from coexec.memoize.gradient_spans import BackwardCalls
 from coexec.memoize.known_calls import KnownCalls, StackCounts
 from coexec.memoize.observe import Observation
@@ -186,7 +186,7 @@ class CallSites:
             region.retry += min(region.retry, tuning.region_last_retry)
             region.reason = None
         place = place_of_call(function, arguments.anchors, call_stack()[0])
-        if region.visits == 1 and (has_other_arguments(start.regions, region) or self._known.is_late(place)):
+        if region.visits == 1 and (has_other_numbers(start.regions, region) or self._known.is_late(place)):
             return self._run_plainly(function, args, kwargs)
         if function is gradient and self._number in tapes.unsettled and not run.options.validating:
             return self._run_unsettled(region, args, kwargs)

@@ -168,13 +168,19 @@ def admit(regions: dict[Any, Region], function: Any) -> bool:
     return False
 
 
-def has_other_arguments(regions: dict[Any, Region], region: Region) -> bool:
-    """Returns whether a function is known with other arguments: they may keep changing, as a schedule's numbers do.
+def has_other_numbers(regions: dict[Any, Region], region: Region) -> bool:
+    """Returns whether a function is known with other floats, which may keep changing, as those of a schedule do.
 
     Not so for calls of layers and the like, which are dearer to follow.
     """
-    others = (each for each in regions.values() if each.function is region.function)
-    return region.function in functions and any(each is not region for each in others)
+    others = (each for each in regions.values() if each is not region and each.function is region.function)
+    return region.function in functions and any(_is_same_but_floats(each.key, region.key) for each in others)
+
+
+def _is_same_but_floats(one: Any, other: Any) -> bool:
+    if type(one) is not tuple or type(other) is not tuple or len(one) != len(other):
+        return bool(one == other)
+    return one[:1] == other[:1] == (float,) or all(map(_is_same_but_floats, one, other))  # as `freeze` writes them
 
 
 def _same(one: Any, other: Any) -> bool:

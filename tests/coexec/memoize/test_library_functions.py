@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import coexec
+from coexec.memoize.observe import Observation
 from tests.snapshots import assert_same, snapshot
 from tracer import library
 
@@ -232,9 +233,14 @@ def test_a_number_that_changes_is_seen():
     assert_equal(make, 0)
 
 
-@pytest.mark.parametrize("function", [keras.losses.huber, lambda x, y, n: tf.nn.gelu(tf.clip_by_norm(x, n)) + y])
-def test_numbers_of_a_schedule_are_fed(function):
-    """A number that changes in each call makes the function followed, with the number as a feed, from its third on."""
+@pytest.mark.parametrize(
+    "function",
+    [lambda x, y, n: keras.losses.huber(x, y, n), lambda x, y, n: tf.nn.gelu(tf.clip_by_norm(x, clip_norm=n)) + y],
+)
+def test_numbers_of_a_schedule_are_fed(function, monkeypatch):
+    """A function that is given another float in each call is followed, with the float as a feed, and never observed."""
+    observed, observe = [], Observation.call
+    monkeypatch.setattr(Observation, "call", lambda *args: observed.append(args) or observe(*args))
 
     def plain(x, number):
         return function(x, x[::-1], number) * 2.0
@@ -243,5 +249,7 @@ def test_numbers_of_a_schedule_are_fed(function):
     x, known = tf.constant([[0.1, 0.7], [1.5, 0.2]]), []
     for number in (*[0.5] * 5, *np.linspace(0.4, 0.1, CALLS).tolist()):
         np.testing.assert_allclose(step(x, number), plain(x, number), rtol=1e-6)
-        known.append(step.trace_graph.steps)
+        known.append((len(observed), step.trace_graph.steps))
+    assert known[4][0] >= 2
+    assert known[-1][0] == known[4][0], known
     assert len(set(known[7:])) == 1, known
