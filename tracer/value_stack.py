@@ -1,8 +1,7 @@
 """Value stack: the operands of a frame's next instruction, as seen by a trace function at an opcode event.
 
 Relies on CPython 3.11: the offsets of a frame's function and stack pointer, beside those of `frame_slots`.
-`available()` checks them on a frame with known values. While a trace function runs, the stack pointer is
-stored.
+`available()` checks them on a frame with known values. While a trace function runs, the stack pointer is stored.
 """
 
 from __future__ import annotations
