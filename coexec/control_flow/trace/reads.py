@@ -271,7 +271,7 @@ _ASKED = ("__getattribute__", "__class__")
 
 def has_own_builtins(runs: FunctionType | FrameType) -> bool:
     """Returns whether a function, or the code of a frame, looks up builtins in another dict than Python's."""
-    looked_up = runs.f_builtins if isinstance(runs, FrameType) else runs.__builtins__  # type: ignore[attr-defined]
+    looked_up = runs.f_builtins if isinstance(runs, FrameType) else runs.__builtins__
     return looked_up is not vars(builtins)
 
 
