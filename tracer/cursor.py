@@ -31,6 +31,7 @@ from tracer.graph import (
     has_open,
     has_open_variable,
     is_written,
+    splits,
 )
 from tracer.index import Index
 from tracer.inputs import NATURAL, Unsupported, has_tensors, overflows, shape_like
@@ -38,11 +39,12 @@ from tracer.intercept import tape_is_empty
 from tracer.lazy import LazyTensor, Output
 from tracer.location import Location, call_stack, user_frames
 from tracer.op import Const, same, signature_of
-from tracer.open_sizes import close, is_opening, leads_to, open_variant
+from tracer.open_sizes import close, is_opening, leads_to, open_variant, opens_anew
 from tracer.private import EagerTensor, core
 from tracer.rebuild import results_of
 from tracer.sizes import SizedConst
 from tracer.spec import RESOURCE, Spec
+from tracer.variable_ops import is_variable_op
 from tracer.wiring import Wiring, is_given, number_fed
 
 MAX_STEPS = 256  # alternatives kept after one step; the oldest are dropped
@@ -416,6 +418,9 @@ class Cursor:
         wiring = Wiring(self, node, op, signature, args)
         try:
             parts = wiring.build(inputs)
+            if opens_anew(node, parts):
+                self._drop_constants(here, node)
+                return self.adopt(entry, op, inputs, given, args)
             variant = node.variants.get(parts)
             if opening or has_open(parts) or (here.opened and leads_to(node, here, wiring.tensors())):
                 variant = open_variant(node, parts) if self.may_open() else None
@@ -458,6 +463,8 @@ class Cursor:
             node.fed |= changed
             self._drop_constants(here, node)
             return self.adopt(entry, op, inputs, given, args)
+        if self.graph.updates_rows and is_variable_op(op) and splits(here, op, wiring.slots):
+            return self._move(Step.at_join(here, node, len(inputs)), node)
         if self._is_join(here, node, variant):
             step = Step.at_join(here, node, len(inputs))
             step.onward = self.graph.onward_from(node.head)

@@ -26,6 +26,7 @@ from tracer.lazy import Output
 from tracer.location import FREE, Frame, Location
 from tracer.op import Const, copied_attrs, freeze, signature_of
 from tracer.spec import RESOURCE, STRING, VARIANT, Spec, intern_spec, spec_of
+from tracer.variable_ops import READS, ROW_UPDATES, SPARSE_OPTIMIZER_OPS, is_variable_op
 
 CONST = -(1 << 40)  # slot of a constant input
 LIST = CONST - 1  # slot of a list input
@@ -368,6 +369,7 @@ class TraceGraph:
         self.meeting: set[Any] = set()  # lines to which calls have come by several ways, with those of their callers
         self.shared: dict[Any, Step] = {}  # the roots of the steps behind cuts at which ways meet, by what comes next
         self.callees = Callees()
+        self.updates_rows = False  # whether it has operations of `SPARSE_OPTIMIZER_OPS`
         self._heads: dict[Any, Node] = {}  # the first node per operation and call stack
         self._latest: dict[Any, Node] = {}  # the latest node per operation, attributes and call stack
         self._constants: dict[int, Const | None] = {}
@@ -416,6 +418,7 @@ class TraceGraph:
             self.index[key] = node
             self.nodes.append(node)
             node.head = self._heads.setdefault((op, entry, location.frames), node)
+            self.updates_rows |= op in SPARSE_OPTIMIZER_OPS
             if entry == "execute":
                 self.slow.add((op, first))
         return node
@@ -523,26 +526,6 @@ def node_key(op: str, entry: str, attrs: tuple[Any, ...], location: Location) ->
         return op, entry, location
 
 
-VARIABLE_OPS = frozenset(
-    {"ReadVariableOp", "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "VariableShape",
-     "ResourceGather", "ResourceGatherNd", "ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterUpdate",
-     "ResourceScatterMin", "ResourceScatterMax", "ResourceStridedSliceAssign", "RngReadAndSkip"}
-)  # fmt: skip
-
-READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"})  # those that write nothing
-
-# Operations of optimizers: each updates a variable and its slots.
-OPTIMIZER_OPS = frozenset(
-    {"ResourceApplyAdadelta", "ResourceApplyAdagradV2", "ResourceApplyAdam", "ResourceApplyCenteredRMSProp",
-     "ResourceApplyGradientDescent", "ResourceApplyKerasMomentum", "ResourceApplyMomentum", "ResourceApplyRMSProp"}
-)  # fmt: skip
-
-
-def is_variable_op(op: str) -> bool:
-    """Returns whether `op` is an operation on variables whose order segments preserve."""
-    return op in VARIABLE_OPS or op in OPTIMIZER_OPS
-
-
 _OPAQUE = frozenset({STRING, VARIANT, RESOURCE})
 
 
@@ -573,6 +556,24 @@ def has_open_variable(parts: tuple[Any, ...]) -> bool:
 
 def _is_fixed(spec: Spec) -> bool:
     return spec.handle is not None and all(shape is not None and -1 not in shape for _, shape in spec.handle)
+
+
+def splits(last: Step, op: str, slots: list[int]) -> bool:
+    """Returns whether to cut before an operation, as a segment cannot have it with one of the steps up to `last`.
+
+    A graph updates rows in place, so it can neither write the whole variable before nor use all of it behind.
+    """
+    taken = {slot for slot in slots if CONST < slot < 0}
+    step: Step | None = last
+    while step is not None and step.parent is not None:
+        before = step.op or ""
+        if is_variable_op(before) and not taken.isdisjoint(step.slots):
+            if before in SPARSE_OPTIMIZER_OPS and op not in ROW_UPDATES:
+                return True
+            if op in SPARSE_OPTIMIZER_OPS and before not in READS and before not in ROW_UPDATES:
+                return True
+        step = step.parent
+    return False
 
 
 def is_written(last: Step, slots: list[int]) -> bool:

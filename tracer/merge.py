@@ -6,13 +6,14 @@ import functools
 from typing import Any
 
 from tracer.callees import CALLED
-from tracer.graph import VALUE_SHAPED, Node, TraceGraph, Variant, is_variable_op, node_key, refusal
+from tracer.graph import VALUE_SHAPED, Node, TraceGraph, Variant, node_key, refusal
 from tracer.inputs import SHAPED_BY_CONSTANTS
 from tracer.lazy import Output
 from tracer.op import Const, OpCall, signature_of
 from tracer.rebuild import RESERVED, infer_outputs
 from tracer.seeds import are_fed
 from tracer.trace import Trace
+from tracer.variable_ops import is_variable_op
 
 # Operations whose results have shapes that follow from the shapes of their inputs and from attributes, whatever the
 # values. Of these, recorded shapes are known to be right: TensorFlow's shape functions take 0.1 ms for an operation.

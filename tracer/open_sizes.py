@@ -15,10 +15,13 @@ from typing import Any
 from tracer.derive import shape_values, template_of
 from tracer.graph import VALUE_SHAPED, Node, Step, Variant, has_open, refusal
 from tracer.lazy import Output
+from tracer.op import Const
 from tracer.rebuild import infer_outputs
 
 # Where sizes are left open. Elements that a mask picks (`Where`) are no such place: what follows asks for their number.
 _OPENING = frozenset({"Unique", "UniqueV2"})
+
+MAX_KNOWN = 3  # values of a few integers, each with a path of its own
 
 # Operations that are given how many results to make.
 _COUNTED = frozenset({"UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd", "UnsortedSegmentSum"})
@@ -27,6 +30,20 @@ _COUNTED = frozenset({"UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegme
 def is_opening(node: Node) -> bool:
     """Returns whether a node's results may have open sizes."""
     return node.op in _OPENING and node.host == VALUE_SHAPED and not node.sized
+
+
+def opens_anew(node: Node, parts: tuple[Any, ...]) -> bool:
+    """Has a node's results be of open sizes from now on, if it is given few integers that keep changing; returns if so.
+
+    Few integers count as a shape: their values are part of the path. So were the rows that a small batch looks up.
+    """
+    if node.op not in _OPENING or node.host is not None or parts in node.variants or not isinstance(parts[0], Const):
+        return False
+    if sum(isinstance(known[0], Const) for known in node.variants) < MAX_KNOWN:
+        return False
+    node.host = VALUE_SHAPED
+    node.fed |= {0}
+    return True
 
 
 def open_variant(node: Node, parts: tuple[Any, ...]) -> Variant | None:

@@ -9,7 +9,6 @@ from typing import Any
 
 from tracer import intercept, seeds
 from tracer.faults import absorbs, call, is_fault
-from tracer.graph import is_variable_op
 from tracer.inputs import MAX_CONSTANT, Unsupported, foldable, part_of, python_spec, settle, shape_like, small
 from tracer.lazy import LazyTensor
 from tracer.location import Location, call_stack
@@ -19,6 +18,7 @@ from tracer.private import EagerTensor, core
 from tracer.slow_path import name_in_errors
 from tracer.spec import spec_of
 from tracer.trace import Trace
+from tracer.variable_ops import is_variable_op
 
 HANDED_OVER = 128  # operations, after which what they leave goes to the oldest generation: some 30 objects each
 

@@ -92,7 +92,7 @@ class Executable:
         # XLA needs none of these attributes, and each adds to the time of a launch.
         self._attrs: Any = () if whole else ("executor_type", executor, "config_proto", _config(ctx))
         self._inline: InlineCall | None = None
-        if small and backend == "graph" and not ctx.num_gpus() and (self.count or emitter.written):
+        if small and backend == "graph" and not ctx.num_gpus() and (self.count or emitter.written or emitter.late):
             self._inline = InlineCall(functions[-1].signature, _config(ctx), self.ops)
         self.launches = 0
         self.trusted = False  # whether it has been validated against its operations
@@ -100,6 +100,7 @@ class Executable:
         self.audited_in = 0.0  # seconds that the last audit took
         self.audit_at = 0  # number of launches after which it may be audited again
         self.size = plan.size
+        self.tables = plan.row_updates.size(plan.feeds)  # bytes of the variables that it updates in place
         self.loaded = False  # whether XLA's code for it was loaded from disk
         self._finalizer = weakref.finalize(self, _remove, ctx, names, self._inline)
         self._finalizer.atexit = False

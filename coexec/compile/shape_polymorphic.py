@@ -18,10 +18,10 @@ import tensorflow as tf
 from coexec.base.tuning import tuning
 from coexec.compile.executable import BoundGraph, Executable
 from coexec.compile.platform_key import digest
-from coexec.lowering.emit import SCATTERS
 from coexec.lowering.lifted_constants import may_vary
 from coexec.lowering.op_failures import can_fail
 from coexec.lowering.plan import Plan
+from coexec.lowering.row_updates import SCATTERS
 from tracer.block import STRUCTURES
 from tracer.graph import Step, spec_of_constant
 from tracer.intercept import make_constant

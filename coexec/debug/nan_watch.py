@@ -13,13 +13,13 @@ import tensorflow as tf
 from coexec.base.tuning import tuning
 from coexec.debug.repro_script import SCRIPT, Unwritable, write
 from tracer import intercept
-from tracer.graph import is_variable_op
 from tracer.inputs import array_of, settle
 from tracer.location import Location, call_stack
 from tracer.nodedef import grouped
 from tracer.op import plain_name, signature_of
 from tracer.private import EagerTensor, gradient_code, record
 from tracer.spec import RESOURCE, spec_of
+from tracer.variable_ops import is_variable_op
 
 # Outputs of these after the first are saved for the gradient, and not meant to be read.
 _FIRST_ONLY = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")

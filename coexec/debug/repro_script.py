@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tracer.graph import VARIABLE_OPS
 from tracer.inputs import array_of
 from tracer.intercept import make_constant
 from tracer.nodedef import Symbol, outputs_of, write_operation
 from tracer.op import signature_of
 from tracer.private import EagerTensor
 from tracer.spec import RESOURCE, STRING, VARIANT, spec_of
+from tracer.variable_ops import VARIABLE_OPS
 
 SCRIPT = "reproduce.py"
 _OPERATION, _INPUTS = "operation.pbtxt", "inputs.npz"

@@ -240,13 +240,13 @@ class SegmentExecutor:
         """Whether to audit a launch; never under a mode."""
         if not self.audits.open or options is not self.options or not tuning.validates_new:
             return False
-        return executable.size <= tuning.max_validated_bytes and self.audits.wants(executable)
+        return _is_small(executable) and self.audits.wants(executable)
 
     def _is_new(self, executable: Executable, options: Options) -> bool:
         """Whether an executable has still to be validated."""
         if not tuning.validates_new or executable.trusted or options.trusting:
             return False
-        return executable.size <= tuning.max_validated_bytes
+        return _is_small(executable)
 
     def _must_compare(self, executable: Executable, last: Step, options: Options) -> bool:
         """Returns whether to validate a launch, as the executable is new; trusts some graphs without.
@@ -510,3 +510,8 @@ def _variants(last: Step) -> Iterator[Variant]:
         if step.variant is not None:
             yield step.variant
         step = step.parent
+
+
+def _is_small(executable: Executable) -> bool:
+    """Returns whether the variables of an executable are small enough to be copied, as validation does."""
+    return executable.size <= tuning.max_validated_bytes and executable.tables <= tuning.max_copied_tables

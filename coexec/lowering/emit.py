@@ -7,6 +7,7 @@ operation by operation, to fail exactly where and how the eager program would.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import tensorflow as tf
@@ -17,25 +18,20 @@ from coexec.lowering.lifted_constants import varying
 from coexec.lowering.op_failures import ASSERTION, SIZED, can_fail, needs_check
 from coexec.lowering.optimizer_ops import VARIABLES, updated
 from coexec.lowering.plan import Plan
+from coexec.lowering.row_updates import GATHER, SCATTERS, WRITES
 from coexec.lowering.xla.checks import check
 from coexec.lowering.xla.philox import as_drawn, seeded, skipped
 from coexec.lowering.xla.rewrites import as_kernel, barrier, constant
 from tracer.block import CALL, STRUCTURES
 from tracer.callees import Callee
-from tracer.graph import LIST, Step, spec_of_constant
+from tracer.graph import CONST, LIST, Step, spec_of_constant
 from tracer.inputs import natural_enum
 from tracer.nodedef import Symbol, grouped
 from tracer.op import Const
+from tracer.private import types_pb2
 from tracer.spec import RESOURCE, Spec, intern_spec
 
 _ADD = {"AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}
-SCATTERS = {
-    "ResourceScatterAdd": "TensorScatterAdd",
-    "ResourceScatterSub": "TensorScatterSub",
-    "ResourceScatterUpdate": "TensorScatterUpdate",
-    "ResourceScatterMin": "TensorScatterMin",
-    "ResourceScatterMax": "TensorScatterMax",
-}
 
 
 class Emitter:
@@ -61,6 +57,9 @@ class Emitter:
         self.failing: list[Symbol] = []
         self.asserting: list[str] = []  # nodes that may fail and have no outputs
         self.outside: set[str] = set()  # nodes that XLA cannot compile
+        self.barrier: str | None = None  # the node that runs once nothing can fail any more
+        self._rows: Symbol | None = None  # the indices of the last late step that was checked
+        self.late = frozenset[int]() if checks else plan.row_updates.late
 
     def build(self) -> Body:
         """Returns the function's body. If it has predicates, its last result is a bool: whether all of them hold."""
@@ -69,11 +68,13 @@ class Emitter:
         if self.plan.words is not None:
             self.words = body.argument(self.plan.words)
         for place, step in enumerate(self.plan.steps):
-            if step.variant is not None and not step.variant.folded:
+            if step.variant is not None and not step.variant.folded and place not in self.late:
                 if self.checks and place in self.plan.outside:
                     self._emit_outside(step)
                 else:
                     self._emit(step)
+        if self.late:
+            self._update_rows()
         for i in self.plan.outputs:
             value = self.values[i]
             body.give(body.make("Identity", [value], value.spec.enum, value.spec.shape))
@@ -93,16 +94,78 @@ class Emitter:
             if not self.outside:  # otherwise nodes before a partition would depend on nodes after it
                 body.redirect([(final[k], value) for k, value in chosen.items()], good)
             final = chosen
-        # All writes wait for one node, which waits for everything that may fail: n + m control edges instead of n * m.
-        before = [*self.read.values(), *final.values(), *self.failing]
-        all_went_well = body.run("NoOp", [], [*body.after(before), *self.asserting])
+        all_went_well = self.barrier or self._barrier(final)
         for k, value in final.items():
             write = [self.feeds[k], value]
             body.finish(body.run("AssignVariableOp", write, [f"^{all_went_well}"], dtype=value.spec.enum))
         body.finish(all_went_well)
         # When TensorFlow inlines a call, only its results and writes keep nodes alive.
-        if (self.failing or self.asserting) and self.plan.outputs and not final and not self.checks:
+        if (self.failing or self.asserting) and self.plan.outputs and not final and not self.checks and not self.late:
             body.give_behind(all_went_well)
+
+    def _barrier(self, final: dict[int, Symbol]) -> str:
+        """Returns a node that waits for what may fail: n + m control edges instead of n * m, for each write one."""
+        before = [*self.read.values(), *final.values(), *self.failing]
+        return self.body.run("NoOp", [], [*self.body.after(before), *self.asserting])
+
+    # Updates of rows (`row_updates`).
+
+    def _update_rows(self) -> None:
+        """Emits the late steps, behind everything that can fail."""
+        steps = {place: self.plan.steps[place] for place in sorted(self.late)}
+        for place, step in steps.items():
+            self._check_rows(step, place in self.plan.row_updates.sized)
+        self.barrier = self._barrier({k: self.state[k] for k in self.written})
+        turns: dict[int, list[str]] = {}  # by variable: nodes for which the next access waits
+        for step in steps.values():
+            inputs = WRITES.get(step.op or "")
+            if inputs is None and step.op != GATHER:
+                self._emit(step)
+                continue
+            tables = [-1 - slot for slot in step.slots[: 1 if inputs is None else inputs.variables]]
+            given = self._row_inputs(step)
+            control = [self.barrier, *dict.fromkeys(node for k in tables for node in turns.get(k, ()))]
+            attrs = dict(zip(step.attrs[::2], step.attrs[1::2], strict=True))
+            node = self.body.run(step.op or "", given, [f"^{node}" for node in control], **attrs)
+            if inputs is None:
+                spec = step.outputs[0].spec
+                self.values[step.first] = self.body.output(node, spec, step.op or "", given)
+                turns.setdefault(tables[0], []).append(node)
+                continue
+            turns.update((k, [node]) for k in tables)
+            self.body.finish(node)
+
+    def _row_inputs(self, step: Step) -> list[Symbol]:
+        """Returns the inputs of an update or read of rows, all as symbols."""
+        inputs = WRITES.get(step.op or "")
+        count, at = (1, 1) if inputs is None else (inputs.variables, inputs.indices)
+        given = [self._input(step, i, slot) for i, slot in enumerate(step.slots)]
+        enum = self._spec(-1 - step.slots[0]).enum
+        given[at] = self._indices(given[at])
+        return [*given[:count], *(self.body.symbol(value, enum) for value in given[count:])]
+
+    def _indices(self, value: Any) -> Symbol:
+        return value if isinstance(value, Symbol) else self.body.constant(value, natural_enum(value))
+
+    def _check_rows(self, step: Step, sized: bool) -> None:
+        """Asserts that a late step finds its rows, and if `sized` that it has as many of each input as of indices."""
+        body, found = self.body, []
+        if step.op in WRITES or step.op == GATHER:
+            inputs = WRITES.get(step.op)
+            at = 1 if inputs is None else inputs.indices
+            self._rows = self._indices(self._input(step, at, step.slots[at]))
+            count = self._spec(-1 - step.slots[0]).shape[0]
+            found = [body.compare("GreaterEqual", self._rows, 0), body.compare("Less", self._rows, count)]
+        conditions = [body.all(each) for each in found]
+        for slot in step.slots if sized else ():
+            value = self.values.get(slot) if slot >= 0 else self.feeds[-1 - slot] if slot > CONST else None
+            if value is None or value is self._rows or value.spec.enum == RESOURCE or not value.spec.shape:
+                continue  # of updated rows, or one number for all of them
+            sizes = [body.make("Size", [each], types_pb2.DT_INT32, ()) for each in (value, self._rows)]
+            wanted = body.make("Mul", [sizes[1], math.prod(value.spec.shape[1:])], types_pb2.DT_INT32, ())
+            conditions.append(body.make("Equal", [sizes[0], wanted], types_pb2.DT_BOOL, ()))
+        for condition in conditions:
+            self.asserting.append(f"^{body.run(ASSERTION, [condition, [condition]], [])}")
 
     def _emit_outside(self, step: Step) -> None:
         """Emits a step that XLA cannot compile, to run as its TensorFlow kernel."""
@@ -295,6 +358,11 @@ class Emitter:
         if op in VARIABLES:
             self._optimize(step, op, inputs)
             return []
+        if op == GATHER and k in self.plan.row_updates.gathered and not self.checks:
+            given = [self.feeds[k], self._indices(inputs[1])]
+            gathered = body.add(op, given, step.attrs, [step.outputs[0].spec])[0]
+            self.failing.append(gathered)
+            return [gathered]
         value = self._current(k)
         if op == "ResourceStridedSliceAssign":
             assigned = [value, *inputs[1:4], body.symbol(inputs[4], value.spec.enum)]
@@ -324,7 +392,7 @@ class Emitter:
             self._set(k, scattered)
             return []
         spec = step.outputs[0].spec
-        if op == "ResourceGather":
+        if op == GATHER:
             attrs = dict(zip(step.attrs[::2], step.attrs[1::2], strict=True))
             dims = attrs.get("batch_dims") or 0
             gathered = body.make("GatherV2", [value, inputs[1], dims], spec.enum, spec.shape, batch_dims=dims)

@@ -194,6 +194,12 @@ class Body:
         self._signature.is_stateful = True
         return str(node.name)
 
+    def output(self, node: str, spec: Spec, op: str, inputs: list[Any]) -> Symbol:
+        """Returns the one output of a node that `run` has added."""
+        symbol = Symbol(f"{node}:output:0", spec, op, inputs)
+        self.specs[symbol.name] = spec
+        return symbol
+
     def finish(self, node: str) -> None:
         """Adds a control output: the node runs in every launch."""
         self._signature.control_output.append(node)

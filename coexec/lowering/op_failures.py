@@ -12,6 +12,7 @@ import numpy as np
 from coexec.lowering.xla.dynamic_slice import picks
 from tracer.graph import CONST, Step
 from tracer.spec import Spec
+from tracer.variable_ops import SPARSE_OPTIMIZER_OPS
 
 # Given inputs of the recorded dtypes and shapes, these succeed whatever the values are.
 TOTAL = frozenset(
@@ -87,7 +88,7 @@ RANDOM = frozenset(
 TAILS = frozenset({"Igamma", "Igammac", "Ndtri", "Polygamma", "Zeta"})
 
 # XLA has no kernels for these (a test compares this with TensorFlow's registry).
-WITHOUT_KERNEL = frozenset({"DeepCopy", "InvGrad", "ResizeNearestNeighborGrad", "TopK"})
+WITHOUT_KERNEL = SPARSE_OPTIMIZER_OPS | {"DeepCopy", "InvGrad", "ResizeNearestNeighborGrad", "TopK"}
 
 # An assertion whose condition is not fetched: takes the condition, has no outputs, fails if it is false.
 ASSERTION = "Assert"

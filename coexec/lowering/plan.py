@@ -8,6 +8,7 @@ from typing import Any
 
 from coexec.base.tuning import tuning
 from coexec.lowering.op_failures import can_fail, differs, needs_check
+from coexec.lowering.row_updates import OPTIMIZERS, RowUpdates, row_updates
 from coexec.lowering.show_plan import lines_of
 from coexec.lowering.xla.philox import WORDS
 from tracer.block import BRANCH, CALL, LOOP, STRUCTURES, Branch, RecursiveFunction, steps_of
@@ -57,6 +58,7 @@ class Plan:
     xla_refusal: str | None  # why XLA can compile nothing of it
     outside: dict[int, str]  # indices of the steps that XLA cannot compile, with the reason
     heavy: bool  # whether it has operations that should use TensorFlow's thread pools
+    row_updates: RowUpdates  # what a graph runs on variables themselves
 
     @functools.cached_property  # read more than once, and may span thousands of steps
     def content(self) -> Any:
@@ -128,7 +130,9 @@ def make_plan(last: Step, outputs: tuple[int, ...]) -> Plan:
         if node.callee is not None:
             outside[place] = f"{op} called at {node.location} is a graph function, which runs as TensorFlow runs it"
             continue
-        if step.open:
+        if op in OPTIMIZERS:
+            xla_refusal = xla_refusal or f"{op} at {node.location} has no kernel that XLA compiles"
+        elif step.open:
             outside[place] = f"{op} at {node.location} works on tensors whose sizes depend on values"
         elif op == "ZerosLike" and any(out.spec.enum == VARIANT for out in step.outputs):
             outside[place] = f"{op} at {node.location} works on a variant"
@@ -142,8 +146,12 @@ def make_plan(last: Step, outputs: tuple[int, ...]) -> Plan:
         xla_refusal = xla_refusal or "TensorFlow gives XLA one number a byte where XLA expects several"
     if last.dynamic:
         xla_refusal = "its sizes differ between calls, and XLA compiles for each of them"
+    rows = row_updates(steps, feeds, last.dynamic)
+    refusal = refusal or rows.refusal
+    if rows.size(feeds) > tuning.max_copied_tables:
+        xla_refusal = xla_refusal or "XLA would copy all rows of a variable of which few change"
     heavy = any(inner.op in HEAVY or _turns(inner) for s in steps for inner in (s, *steps_of(s)))
-    return Plan(steps, feeds, outputs, refusal, xla_refusal, outside, heavy)
+    return Plan(steps, feeds, outputs, refusal, xla_refusal, outside, heavy, rows)
 
 
 def recurses(step: Step) -> bool:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracer.block import steps_of
-from tracer.graph import OPTIMIZER_OPS, Step
+from tracer.graph import Step
 from tracer.spec import Spec
+from tracer.variable_ops import OPTIMIZER_OPS
 
 # They compute nothing: they move, rename or describe.
 _FREE = frozenset(

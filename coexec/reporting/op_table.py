@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from coexec.lowering.op_failures import CHECKED, DIVISIONS, NUMBERS_ONLY, POSITIONS, SHIFTS, TOTAL, differs
 from tracer import seeds
-from tracer.graph import is_variable_op
 from tracer.host_ops import is_apart
 from tracer.inputs import DATA_SHAPED, SHAPE_OPS
 from tracer.op import Signature, signature_of
 from tracer.private import types_pb2
+from tracer.variable_ops import is_variable_op
 
 XLA, GRAPH, AT_ONCE, ALONE = "in segments, also by XLA", "in segments, outside of XLA", "at once", "alone"
 

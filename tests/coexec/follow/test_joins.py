@@ -476,7 +476,7 @@ def test_a_gradient_of_either_of_two_earlier_tensors():
         layers, dice = [keras.layers.Dense(3, activation="tanh") for _ in range(2)], random.Random(9)
         for layer in layers:
             layer.build([None, 3])
-        weights = [weight for layer in layers for weight in layer.trainable_variables]
+        weights = [weight.value for layer in layers for weight in layer.trainable_variables]
 
         @decorate
         def step(rows):

@@ -7,8 +7,8 @@ import tensorflow as tf
 import coexec
 from coexec import testing
 from coexec.lowering.optimizer_ops import VARIABLES
-from tracer.graph import OPTIMIZER_OPS
 from tracer.op import signature_of
+from tracer.variable_ops import OPTIMIZER_OPS
 
 # By operation, its numbers by name; each call scales them.
 GIVEN = {
