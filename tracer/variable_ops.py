@@ -5,7 +5,9 @@ from __future__ import annotations
 VARIABLE_OPS = frozenset(
     {"ReadVariableOp", "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "VariableShape",
      "ResourceGather", "ResourceGatherNd", "ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterUpdate",
-     "ResourceScatterMin", "ResourceScatterMax", "ResourceStridedSliceAssign", "RngReadAndSkip"}
+     "ResourceScatterMin", "ResourceScatterMax", "ResourceScatterNdAdd", "ResourceScatterNdSub",
+     "ResourceScatterNdUpdate", "ResourceScatterNdMin", "ResourceScatterNdMax", "ResourceStridedSliceAssign",
+     "RngReadAndSkip"}
 )  # fmt: skip
 
 READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"})  # those that write nothing
@@ -25,7 +27,9 @@ SPARSE_OPTIMIZER_OPS = frozenset(
 )  # fmt: skip
 
 ROW_UPDATES = SPARSE_OPTIMIZER_OPS | {
-    "ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterUpdate", "ResourceScatterMin", "ResourceScatterMax"
+    "ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterUpdate", "ResourceScatterMin", "ResourceScatterMax",
+    "ResourceScatterNdAdd", "ResourceScatterNdSub", "ResourceScatterNdUpdate", "ResourceScatterNdMin",
+    "ResourceScatterNdMax", "ResourceStridedSliceAssign",
 }  # fmt: skip
 
 

@@ -100,6 +100,7 @@ class Executable:
         self.audited_in = 0.0  # seconds that the last audit took
         self.audit_at = 0  # number of launches after which it may be audited again
         self.size = plan.size
+        self.written = plan.written
         self.tables = plan.row_updates.size(plan.feeds)  # bytes of the variables that it updates in place
         self.loaded = False  # whether XLA's code for it was loaded from disk
         self._finalizer = weakref.finalize(self, _remove, ctx, names, self._inline)
@@ -194,6 +195,7 @@ class BoundGraph(Executable):
     def __init__(self, shared: Executable, plan: Plan, name: str) -> None:
         self.backend = "graph"
         self.feeds, self.size = plan.feeds, plan.size
+        self.tables, self.written = plan.row_updates.size(plan.feeds), plan.written
         self.outputs, self.given = shared.outputs, shared.given  # possibly more than the plan needs
         self.name = name
         self.ops = self.folded = 0  # it holds no operations of its own

@@ -221,6 +221,8 @@ def _form_of(plan: Plan) -> tuple[Any, list[Constant]] | None:
 
     The form holds everything that emission depends on, except constants, outputs and what follows from shapes.
     """
+    if plan.row_updates.sized:  # it compares sizes with constants
+        return None
     steps: list[Any] = []
     constants: list[Constant] = []
     specs: dict[int, Spec] = {}
@@ -247,7 +249,8 @@ def _form_of(plan: Plan) -> tuple[Any, list[Constant]] | None:
         more = can_fail(step), _is_whole(step, specs, plan) if step.op in SCATTERS else None
         steps.append((step.op, node.entry, node.frozen, step.slots, tuple(lists), kinds, outputs, more))
     feeds = tuple([spec if spec.enum == RESOURCE else (spec.enum, len(spec.shape)) for spec in plan.feeds])
-    return (tuple(steps), feeds, plan.words, plan.grain <= tuning.fine_grain), constants
+    shared = plan.words, plan.grain <= tuning.fine_grain, plan.row_updates
+    return (tuple(steps), feeds, *shared), constants
 
 
 def _kind(constant: Constant) -> Any:

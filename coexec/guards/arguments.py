@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
-from coexec.guards.call_key import OBJECT, OTHER, SCALAR, TENSOR, kind_of, marks_of
+from coexec.guards.call_key import OBJECT, OTHER, SCALAR, TENSOR, is_fixed_class, is_short, kind_of, marks_of
 from coexec.guards.codegen import CheckWriter
 from coexec.guards.state import is_object, is_watched_object
 from tracer import library
@@ -141,6 +141,11 @@ class _ArgumentWriter:
         elif what is OBJECT or (what is OTHER and (is_object(value) or (self._watched and is_watched_object(value)))):
             self.objects = True
             self._unless(f"id({name}) != {self._writer.constant(id(value))}")  # by id, to not keep it alive
+        elif is_fixed_class(value):
+            self._unless(f"{name} is not {self._writer.constant(value)}")
+        elif is_short(value):  # it may have been changed in place
+            frozen = self._writer.constant(freeze(value))
+            self._unless(f"type({name}) is not {self._writer.constant(kind)} or freeze({name}) != {frozen}")
         elif kind is list or kind is tuple:
             self._unless(f"type({name}) is not {kind.__name__} or len({name}) != {len(value)}")
             self._unpack(name, value)

@@ -14,7 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from coexec.base.tuning import tuning
+from coexec.guards.state import HEAP
 from tracer.cursor import Cursor
+from tracer.inputs import MAX_SHAPE
 from tracer.intercept import make_constant
 from tracer.keras_packages import classes
 from tracer.lazy import LazyTensor
@@ -38,8 +40,9 @@ class CannotMemoizeArray(CannotMemoize):
 class CallArguments:
     """The arguments of one library call: its key, and the tensors among them."""
 
-    def __init__(self, cursor: Cursor, objects: Callable[[Any], bool] | None = None) -> None:
+    def __init__(self, cursor: Cursor, objects: Callable[[Any], bool] | None = None, arrays: bool = False) -> None:
         self._objects = objects  # which of the program's objects to compare by identity: others guard them
+        self._arrays = arrays  # whether to compare small arrays by value, which would not be converted to tensors
         self._base = cursor.base
         self._end = cursor.step.end
         self._place = cursor.place
@@ -81,8 +84,10 @@ class CallArguments:
             return "sparse", *given, freeze(value.shape)
         if self._objects is not None and kind is MethodType:
             return MethodType, self.key(value.__self__), self.key(value.__func__)
-        if self._objects is not None and isinstance(value, (np.number, np.bool_)):
-            return kind, freeze(value)
+        if is_fixed_class(value):
+            return "class", value
+        if self._arrays and is_short(value):
+            return freeze(value)
         if self._objects is not None and self._objects(value):
             self.anchors.append(value)
             return id(value)
@@ -144,6 +149,16 @@ class SpecArguments(CallArguments):
         return "spec", spec.enum, spec.shape
 
 
+def is_fixed_class(value: Any) -> bool:
+    """Returns whether this is a class that cannot be changed, as `float` or `np.float32`, given as a dtype."""
+    return type(value) is type and not value.__flags__ & HEAP
+
+
+def is_short(value: Any) -> bool:
+    """Returns whether this is an array of a few numbers, such as a shape."""
+    return type(value) is np.ndarray and value.size <= MAX_SHAPE and value.dtype.kind in "biufc"
+
+
 _SCALARS = (int, float, bool, complex, str, bytes, type(None))
 
 
@@ -181,7 +196,7 @@ def _what_is(value: Any, kind: type) -> str:
         what = SLICES
     elif kind is tf.SparseTensor:
         what = SPARSE
-    elif kind in _SCALARS or issubclass(kind, (tf.DType, tf.TensorShape, np.dtype)):
+    elif kind in _SCALARS or issubclass(kind, (tf.DType, tf.TensorShape, np.dtype, np.number, np.bool_)):
         what = SCALAR
     elif is_by_identity(kind) or (hasattr(kind, _RESOURCE) and is_resource_variable(value)):
         what = OBJECT

@@ -42,11 +42,11 @@ def validate(executable: Executable, pending: PendingSegment) -> str | None:
     """
     seeds = settled(pending.seeds)
     with handling(None), record.stop_recording():
-        # On copies of the variables, so that an interrupt leaves the program's untouched.
+        # On copies of the variables that it writes, so that an interrupt leaves the program's untouched.
         variables = [
             (n, feed, spec.handle[0][0])
             for n, (feed, spec) in enumerate(zip(pending.feeds, executable.feeds, strict=True))
-            if spec.enum == RESOURCE and spec.handle
+            if spec.enum == RESOURCE and spec.handle and n in executable.written
         ]
         before = {n: _read(handle, enum) for n, handle, enum in variables}
         feeds = [_variable(before[n]) if n in before else feed for n, feed in enumerate(pending.feeds)]
@@ -72,6 +72,9 @@ def validate(executable: Executable, pending: PendingSegment) -> str | None:
             if _difference(one, other, []) is None:
                 continue
             if shaken is None:
+                for n, (feed, spec) in enumerate(zip(pending.feeds, executable.feeds, strict=True)):
+                    if spec.enum == RESOURCE and spec.handle and n not in before:
+                        before[n] = _read(feed, spec.handle[0][0])
                 shakes = range(tuning.validation_shakes)
                 runs = [_shaken(pending, seeds, variables, before, wanted, shake) for shake in shakes]
                 shaken = [run for run in runs if run is not None]

@@ -18,7 +18,7 @@ from coexec.lowering.lifted_constants import varying
 from coexec.lowering.op_failures import ASSERTION, SIZED, can_fail, needs_check
 from coexec.lowering.optimizer_ops import VARIABLES, updated
 from coexec.lowering.plan import Plan
-from coexec.lowering.row_updates import GATHER, SCATTERS, WRITES
+from coexec.lowering.row_updates import GATHER, ND_SCATTERS, SCATTERS, SLICE, WRITES, attributes_of
 from coexec.lowering.xla.checks import check
 from coexec.lowering.xla.philox import as_drawn, seeded, skipped
 from coexec.lowering.xla.rewrites import as_kernel, barrier, constant
@@ -97,7 +97,8 @@ class Emitter:
         all_went_well = self.barrier or self._barrier(final)
         for k, value in final.items():
             write = [self.feeds[k], value]
-            body.finish(body.run("AssignVariableOp", write, [f"^{all_went_well}"], dtype=value.spec.enum))
+            behind = [f"^{all_went_well}", *(body.after([self.read[k]]) if self.late and k in self.read else ())]
+            body.finish(body.run("AssignVariableOp", write, behind, dtype=value.spec.enum))
         body.finish(all_went_well)
         # When TensorFlow inlines a call, only its results and writes keep nodes alive.
         if (self.failing or self.asserting) and self.plan.outputs and not final and not self.checks and not self.late:
@@ -125,8 +126,7 @@ class Emitter:
             tables = [-1 - slot for slot in step.slots[: 1 if inputs is None else inputs.variables]]
             given = self._row_inputs(step)
             control = [self.barrier, *dict.fromkeys(node for k in tables for node in turns.get(k, ()))]
-            attrs = dict(zip(step.attrs[::2], step.attrs[1::2], strict=True))
-            node = self.body.run(step.op or "", given, [f"^{node}" for node in control], **attrs)
+            node = self.body.run(step.op or "", given, [f"^{node}" for node in control], **attributes_of(step))
             if inputs is None:
                 spec = step.outputs[0].spec
                 self.values[step.first] = self.body.output(node, spec, step.op or "", given)
@@ -142,20 +142,33 @@ class Emitter:
         given = [self._input(step, i, slot) for i, slot in enumerate(step.slots)]
         enum = self._spec(-1 - step.slots[0]).enum
         given[at] = self._indices(given[at])
+        if step.op == SLICE:
+            given[2:4] = [self.body.symbol(value, given[at].spec.enum) for value in given[2:4]]
         return [*given[:count], *(self.body.symbol(value, enum) for value in given[count:])]
 
     def _indices(self, value: Any) -> Symbol:
         return value if isinstance(value, Symbol) else self.body.constant(value, natural_enum(value))
 
+    def _bounds(self, step: Step, indices: Symbol) -> tuple[Any, Any]:
+        """Returns the least index that a late step may be given, and the first that is too large."""
+        shape = self._spec(-1 - step.slots[0]).shape
+        if step.op in ND_SCATTERS:
+            return 0, list(shape[: indices.spec.shape[-1]])
+        if step.op == SLICE:
+            sizes = list(shape[: indices.spec.shape[0]])
+            return [-size for size in sizes], sizes
+        return 0, shape[0]
+
     def _check_rows(self, step: Step, sized: bool) -> None:
         """Asserts that a late step finds its rows, and if `sized` that it has as many of each input as of indices."""
         body, found = self.body, []
-        if step.op in WRITES or step.op == GATHER:
-            inputs = WRITES.get(step.op)
+        constant = step.op == SLICE and step.slots[1] == CONST  # then it is where it was recorded
+        if (step.op in WRITES or step.op == GATHER) and not constant:
+            inputs = WRITES.get(step.op or "")
             at = 1 if inputs is None else inputs.indices
             self._rows = self._indices(self._input(step, at, step.slots[at]))
-            count = self._spec(-1 - step.slots[0]).shape[0]
-            found = [body.compare("GreaterEqual", self._rows, 0), body.compare("Less", self._rows, count)]
+            least, most = self._bounds(step, self._rows)
+            found = [body.compare("GreaterEqual", self._rows, least), body.compare("Less", self._rows, most)]
         conditions = [body.all(each) for each in found]
         for slot in step.slots if sized else ():
             value = self.values.get(slot) if slot >= 0 else self.feeds[-1 - slot] if slot > CONST else None
@@ -358,13 +371,22 @@ class Emitter:
         if op in VARIABLES:
             self._optimize(step, op, inputs)
             return []
-        if op == GATHER and k in self.plan.row_updates.gathered and not self.checks:
+        if op == GATHER and k not in self.written and not self.checks:  # without a copy of the variable
             given = [self.feeds[k], self._indices(inputs[1])]
             gathered = body.add(op, given, step.attrs, [step.outputs[0].spec])[0]
             self.failing.append(gathered)
             return [gathered]
         value = self._current(k)
-        if op == "ResourceStridedSliceAssign":
+        if op in ND_SCATTERS:
+            if attributes_of(step).get("bad_indices_policy"):
+                raise NotImplementedError("indices that are not there are treated in a way of their own")
+            indices = self._indices(inputs[1])
+            scattered = self._same_as(value, ND_SCATTERS[op], [value, indices, body.symbol(inputs[2], value.spec.enum)])
+            if not self.checks:
+                self.failing.append(scattered)
+            self._set(k, scattered)
+            return []
+        if op == SLICE:
             assigned = [value, *inputs[1:4], body.symbol(inputs[4], value.spec.enum)]
             sliced = body.add("TensorStridedSliceUpdate", assigned, step.attrs, [value.spec])[0]
             if not self.checks:  # as above
@@ -377,7 +399,7 @@ class Emitter:
         if self.checks:
             self._check(step, op, [value, *inputs[1:]])
         if op in SCATTERS:
-            indices = body.symbol(inputs[1], natural_enum(inputs[1]) if not isinstance(inputs[1], Symbol) else 0)
+            indices = self._indices(inputs[1])
             at = indices.spec.shape
             shape = (*at, *value.spec.shape[1:])
             updates = body.symbol(inputs[2], value.spec.enum)

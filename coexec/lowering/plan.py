@@ -16,6 +16,7 @@ from tracer.graph import Step
 from tracer.private import types_pb2
 from tracer.rebuild import RESERVED
 from tracer.spec import RESOURCE, VARIANT, Spec, intern_spec
+from tracer.variable_ops import READS, is_variable_op
 from tracer.versions import present
 
 # Operations whose CPU kernels use TensorFlow's intra-op thread pool.
@@ -75,6 +76,13 @@ class Plan:
     def size(self) -> int:
         """Size in bytes of its feeds, and of the variables behind them."""
         return sum(spec.size for spec in self.feeds)
+
+    @functools.cached_property
+    def written(self) -> frozenset[int]:
+        """The feeds with variables that its operations write."""
+        writing = [s for s in self.steps if is_variable_op(s.op or "") and s.op not in READS]
+        slots = {-1 - slot for s in writing for slot in s.slots if slot < 0}
+        return frozenset(n for n, spec in enumerate(self.feeds) if spec.enum == RESOURCE and n in slots)
 
     @functools.cached_property
     def grain(self) -> float:

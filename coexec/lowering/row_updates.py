@@ -9,8 +9,12 @@ computed before, and their indices are checked.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from coexec.lowering.op_failures import can_fail, is_unproven
+from tracer.block import STRUCTURES
 from tracer.graph import CONST, Step
 from tracer.spec import RESOURCE, Spec
 from tracer.variable_ops import READS
@@ -24,6 +28,7 @@ class Inputs(NamedTuple):
     indices: int
 
 
+# What they are by value: those of rows, and those of elements at any depth.
 SCATTERS = {
     "ResourceScatterAdd": "TensorScatterAdd",
     "ResourceScatterSub": "TensorScatterSub",
@@ -31,6 +36,8 @@ SCATTERS = {
     "ResourceScatterMin": "TensorScatterMin",
     "ResourceScatterMax": "TensorScatterMax",
 }
+ND_SCATTERS = {op.replace("Scatter", "ScatterNd"): by_value for op, by_value in SCATTERS.items()}
+SLICE = "ResourceStridedSliceAssign"
 
 # Operations of optimizers on rows. They handle rows that recur one after the other, so they have no formula.
 OPTIMIZERS = {
@@ -41,11 +48,11 @@ OPTIMIZERS = {
     "ResourceSparseApplyRMSProp": Inputs(3, 7, 8),
 }  # fmt: skip
 
-WRITES = {**dict.fromkeys(SCATTERS, Inputs(1, 2, 1)), **OPTIMIZERS}
+WRITES = {**dict.fromkeys([*SCATTERS, *ND_SCATTERS], Inputs(1, 2, 1)), SLICE: Inputs(1, 4, 1), **OPTIMIZERS}
 
 GATHER = "ResourceGather"
 
-# What may be computed between updates, of rows that one of them has changed: it never fails on numbers.
+# What may be computed of updated rows where their number is not known: it never fails if the numbers of rows agree.
 _ELEMENTWISE = frozenset(
     {"Abs", "AddV2", "DivNoNan", "Identity", "Maximum", "Minimum", "Mul", "Neg", "RealDiv", "Rsqrt", "Sqrt", "Square",
      "StopGradient", "Sub"}
@@ -58,7 +65,6 @@ class RowUpdates:
 
     late: frozenset[int] = frozenset()  # places of steps that run behind all others: updates, and what reads them
     tables: frozenset[int] = frozenset()  # feeds with the variables that they update
-    gathered: frozenset[int] = frozenset()  # feeds with variables of which other steps read nothing but rows
     sized: frozenset[int] = frozenset()  # late places at which tensors must have as many rows as there are indices
     refusal: str | None = None  # why the segment cannot be emitted
 
@@ -71,9 +77,10 @@ def row_updates(steps: tuple[Step, ...], feeds: tuple[Spec, ...], dynamic: bool)
     """Returns which of these steps a graph runs in place.
 
     A variable is updated in place if nothing but updates and reads of rows follow the first update, and what depends on
-    such a read cannot fail. `dynamic`: sizes differ between launches.
+    such a read cannot fail. That is late, too, and so is what uses another variable that it is written to. `dynamic`:
+    sizes differ between launches.
     """
-    if not any(step.op in WRITES or step.op == GATHER for step in steps):
+    if not any(step.op in WRITES for step in steps):
         return RowUpdates()
     return _Search(steps, feeds, dynamic).found()
 
@@ -86,11 +93,11 @@ class _Search:
         self.feeds = feeds
         self.dynamic = dynamic
         self.specs = {s.first + n: out.spec for s in steps for n, out in enumerate(s.outputs)}
-        self.accesses: dict[int, list[Step]] = {}  # by feed with a variable
+        accesses: dict[int, list[Step]] = {}  # by feed with a variable
         for _, step in self.steps:
             for k in self._variables(step):
-                self.accesses.setdefault(k, []).append(step)
-        self.tables = {k for k, steps in self.accesses.items() if self._has_rows(k) and _is_table(k, steps)}
+                accesses.setdefault(k, []).append(step)
+        self.tables = {k for k, steps in accesses.items() if self._has_rows(k) and _is_table(k, steps)}
         self.late: set[int] = set()
         self.sized: set[int] = set()
 
@@ -101,8 +108,7 @@ class _Search:
         for _, step in self.steps:
             if step.op in OPTIMIZERS and not self.tables.issuperset(_updated(step)):
                 refusal = f"a variable is used again behind {step.op}, which updates some of its rows"
-        gathered = frozenset(k for k in self.accesses if self._is_gathered(k))
-        return RowUpdates(frozenset(self.late), frozenset(self.tables), gathered, frozenset(self.sized), refusal)
+        return RowUpdates(frozenset(self.late), frozenset(self.tables), frozenset(self.sized), refusal)
 
     def _variables(self, step: Step) -> list[int]:
         """Returns the feeds with the variables that a step is given."""
@@ -113,11 +119,6 @@ class _Search:
         handle = self.feeds[k].handle
         shape = None if handle is None else handle[0][1]
         return shape is not None and len(shape) > 0 and None not in shape and -1 not in shape
-
-    def _is_gathered(self, k: int) -> bool:
-        if any(step.op != GATHER for step in self.accesses[k] if k not in _updated(step)):
-            return False
-        return k in self.tables or not any(k in _updated(step) for step in self.accesses[k])
 
     def _updated_with_others(self) -> set[int]:
         """Returns the tables that are updated together with variables that are not, or with themselves."""
@@ -134,11 +135,14 @@ class _Search:
         updated: set[int] = set()
         sources: dict[int, frozenset[int]] = {}  # by tensor: the tables with updated rows that it depends on
         places: set[int] = set()  # slots of the indices of late steps
+        assigned: dict[int, frozenset[int]] = {}  # by other variable that a late step writes: the same
         wrong: set[int] = set()
         for place, step in self.steps:
+            variables = self._variables(step)
             known = frozenset().union(*(sources.get(slot, frozenset()) for slot in _slots(step)))
+            known = known.union(*(assigned.get(k, frozenset()) for k in variables))
             written = self.tables.intersection(_updated(step))
-            read = updated.intersection(self._variables(step)) if step.op == GATHER else set()
+            read = updated.intersection(variables) if step.op == GATHER else set()
             if not (written or read or known):
                 continue
             self.late.add(place)
@@ -147,9 +151,13 @@ class _Search:
             if written or read:
                 indices = step.slots[WRITES[step.op or ""].indices if written else 1]
                 places.add(indices)
-                if indices in sources or (unsized and len(self._shape(indices) or ()) != 1):
+                if indices in sources or (unsized and not self._counts_rows(step, indices)):
                     wrong |= concerned
-            elif step.op not in _ELEMENTWISE or step.lists:
+                if step.op == SLICE and not self._is_in_range(step):
+                    wrong |= concerned
+            elif step.op in _ELEMENTWISE and not step.lists if unsized else not _may_fail(step):
+                assigned.update((k, known) for k in variables if step.op not in READS)
+            else:
                 wrong |= concerned
             if unsized:
                 self.sized.add(place)
@@ -161,6 +169,22 @@ class _Search:
             updated |= written
             sources.update((step.first + n, known | read) for n in range(len(step.outputs)))
         return wrong & self.tables
+
+    def _counts_rows(self, step: Step, indices: int) -> bool:
+        """Returns whether an operation takes as many rows as there are indices."""
+        return step.op not in ND_SCATTERS and step.op != SLICE and len(self._shape(indices) or ()) == 1
+
+    def _is_in_range(self, step: Step) -> bool:
+        """Returns whether a slice is known to be there, or will be if its indices are, as of single elements."""
+        if all(step.slots[n] == CONST for n in (1, 2, 3)):
+            return True
+        attrs = attributes_of(step)
+        shape = self._shape(step.slots[1])
+        if shape is None or len(shape) != 1 or shape[0] is None or step.slots[3] != CONST:
+            return False
+        masks = [attrs.get(name) or 0 for name in ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask")]
+        picked = attrs.get("shrink_axis_mask") == (1 << shape[0]) - 1
+        return picked and not any(masks) and bool(np.all(np.equal(step.consts[3].value, 1)))
 
     def _shape(self, slot: int) -> tuple[int | None, ...] | None:
         """Returns the shape of an input; None of a constant."""
@@ -190,8 +214,19 @@ def _is_table(k: int, steps: list[Step]) -> bool:
         if k in _updated(step):
             updated = True
         elif updated:
-            if step.op != GATHER or dict(zip(step.attrs[::2], step.attrs[1::2], strict=True)).get("batch_dims"):
+            if step.op != GATHER or attributes_of(step).get("batch_dims"):
                 return False
         elif step.op not in READS and (step.node is None or step.node.callee is None):
             return False
     return updated
+
+
+def _may_fail(step: Step) -> bool:
+    if step.op in STRUCTURES or step.node is None or step.node.callee is not None:
+        return True
+    return can_fail(step) or is_unproven(step)
+
+
+def attributes_of(step: Step) -> dict[str, Any]:
+    """Returns an operation's attributes by name."""
+    return dict(zip(step.attrs[::2], step.attrs[1::2], strict=True))

@@ -37,7 +37,7 @@ from tracer.faults import absorbs, call, is_fault
 from tracer.graph import Step
 from tracer.intercept import answering_handler, make_constant, tape_is_empty
 from tracer.lazy import LazyTensor, Output, eager_constant, new_lazy, unwrap
-from tracer.library import Surroundings, call_context, gradient, is_pure, layer_calls, loss_call
+from tracer.library import Surroundings, call_context, functions, gradient, is_pure, layer_calls, loss_call
 from tracer.location import CAUGHT, call_stack, fate, place_of, user_frames
 from tracer.private import EagerTensor
 from tracer.sizes import settled
@@ -130,7 +130,7 @@ class CallSites:
         start: Step = run.cursor.step
         helper = helper_of(function)
         objects = is_watched_object if helper is not None else is_object if is_pure(function) else None
-        arguments = CallArguments(run.cursor, objects)
+        arguments = CallArguments(run.cursor, objects, function in functions)
         try:
             key = self._key(function, args, kwargs, arguments)
         except CannotMemoize as reason:

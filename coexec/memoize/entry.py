@@ -14,6 +14,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from coexec.base.tuning import tuning
@@ -169,7 +170,7 @@ def admit(regions: dict[Any, Region], function: Any) -> bool:
 
 
 def has_other_numbers(regions: dict[Any, Region], region: Region) -> bool:
-    """Returns whether a function is known with other floats, which may keep changing, as those of a schedule do.
+    """Returns whether a function is known with other floats or arrays, which may keep changing, as in a schedule.
 
     Not so for calls of layers and the like, which are dearer to follow.
     """
@@ -180,7 +181,12 @@ def has_other_numbers(regions: dict[Any, Region], region: Region) -> bool:
 def _is_same_but_floats(one: Any, other: Any) -> bool:
     if type(one) is not tuple or type(other) is not tuple or len(one) != len(other):
         return bool(one == other)
-    return one[:1] == other[:1] == (float,) or all(map(_is_same_but_floats, one, other))  # as `freeze` writes them
+    if one[:1] and one[0] in _FLOATS and one[:-1] == other[:-1]:  # as `freeze` writes them
+        return True
+    return all(map(_is_same_but_floats, one, other))
+
+
+_FLOATS = (float, np.float16, np.float32, np.float64, np.ndarray)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -14,6 +14,7 @@ from coexec import testing
 from coexec.compile.executable import Executable
 from coexec.lowering import op_failures
 from tests.coexec import run_both
+from tracer.variable_ops import SPARSE_OPTIMIZER_OPS
 
 N = 4
 
@@ -294,7 +295,7 @@ def test_which_operations_have_kernels():
     def has(op):
         return any(kernel.device_type == "XLA_CPU_JIT" for kernel in kernels.get_registered_kernels_for_op(op).kernel)
 
-    given = op_failures.TOTAL | op_failures.CHECKED | op_failures.DIVISIONS | op_failures.SHIFTS
+    given = SPARSE_OPTIMIZER_OPS | op_failures.TOTAL | op_failures.CHECKED | op_failures.DIVISIONS | op_failures.SHIFTS
     given -= op_failures.RANDOM | op_failures.TAILS
     assert {op for op in given if not has(op)} == op_failures.WITHOUT_KERNEL
 

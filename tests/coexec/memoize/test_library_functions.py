@@ -266,3 +266,71 @@ def test_numbers_of_a_schedule_are_fed(function, monkeypatch):
     assert known[4][0] >= 2
     assert known[-1][0] == known[4][0], known
     assert len(set(known[7:])) == 1, known
+
+
+GIVEN = {
+    "a class as a dtype": lambda x, n: x + tf.cast(tf.random.uniform([3], 0, 9, np.int32), x.dtype),
+    "a class by name": lambda x, n: tf.eye(3, dtype=np.float32) @ x[0][:3] + tf.zeros([3, 3], dtype=float),
+    "a shape in an array": lambda x, n: x + tf.random.normal(np.array([6, 3]), stddev=np.float32(0.5)),
+    "no shape at all": lambda x, n: x + tf.random.uniform(np.array([], np.int32)),
+    "axes in an array": lambda x, n: tf.tensordot(x, tf.ones([3, 2]), axes=np.array([[2], [0]])),
+    "numbers of NumPy": lambda x, n: tf.clip_by_norm(x, np.float32(1.5)) + tf.linspace(np.float32(0), np.float32(1), 3),
+    "a bool of NumPy": lambda x, n: tf.reduce_logsumexp(x, 1, keepdims=np.bool_(True)),
+}
+
+
+@pytest.mark.parametrize("given", GIVEN)
+def test_what_a_function_may_be_given(given):
+    def make():
+        return lambda x: GIVEN[given](x, 0)
+
+    assert_equal(make, CALLS - 4)
+
+
+@pytest.mark.parametrize("change", ["once", "in each call", "in shape", "to a number", "by sign"])
+def test_an_array_that_is_changed_in_place_is_seen(change):
+    """Arrays are compared by their values, dtypes and shapes, however often they were the same."""
+
+    def make():
+        held = [np.array([2.0, 3.0, 0.0], np.float32)]
+        count = [0]
+
+        def step(x):
+            count[0] += 1
+            if count[0] > 7:
+                if change == "in each call":
+                    held[0][0] = count[0]
+                elif change == "once":
+                    held[0][1] = 7.0
+                elif change == "in shape":
+                    held[0] = np.array([[2.0, 3.0, 0.0]], np.float32)
+                elif change == "to a number":
+                    held[0] = np.float32(2.0)
+                else:
+                    held[0][2] = -0.0
+            return tf.math.atan2(x * 0.0, tf.clip_by_value(held[0], -1.0, 5.0)), tf.nn.silu(held[0])
+
+        return step
+
+    expected, found, _ = both(make)
+    for number, (one, other) in enumerate(zip(expected, found, strict=True)):
+        assert_same(one, other, path=f"call {number}: ")
+
+
+def test_a_class_is_the_one_that_is_given():
+    """Those of the program may be changed, and are no reason to skip a call."""
+
+    def make():
+        kinds = [np.float32, float, np.float64, tf.float32, np.dtype("f4"), np.int32]
+        count = [0]
+
+        def step(x):
+            count[0] += 1
+            kind = kinds[count[0] // 2 % len(kinds)]
+            return tf.random.uniform([2], 0, 5, kind), tf.zeros_like(x, dtype=kind), tf.repeat(x, np.array([2]), axis=0)
+
+        return step
+
+    expected, found, _ = both(make)
+    for number, (one, other) in enumerate(zip(expected, found, strict=True)):
+        assert_same(one, other, path=f"call {number}: ")
