@@ -36,6 +36,7 @@ TRACER = [
     ["library"],
     ["nodedef", "callees"],
     ["graph", "rebuild"],
+    ["windows"],
     ["trace", "constants", "derive", "block", "sizes", "fed_numbers"],
     ["keras_variables", "merge", "recorder", "wiring", "syntax", "stage", "shape_sources", "open_sizes"],
     ["cursor", "forms", "functions"],

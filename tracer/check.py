@@ -221,7 +221,10 @@ def _check_step(graph: TraceGraph, parent: Step, step: Step, tensors: list[Outpu
         return
     variant = step.variant
     assert variant is not None
-    known = step.dynamic or (node.opens if variant.open else node.variants).get(variant.key) is variant
+    there = node.opens if variant.open else node.variants
+    if variant.window:
+        there = {key: slid for (key, _), slid in (node.windows or {}).items() if slid is variant}
+    known = step.dynamic or there.get(variant.key) is variant
     _rule(known, step, "its variant is one of its node, if it is for exact sizes")
     _rule(step.outputs is variant.outputs, step, "its outputs are its variant's")
     _rule(step.single == (variant.template == -1), step, "it returns one tensor if its variant does")

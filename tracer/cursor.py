@@ -45,6 +45,7 @@ from tracer.rebuild import results_of
 from tracer.sizes import SizedConst
 from tracer.spec import RESOURCE, Spec
 from tracer.variable_ops import is_variable_op
+from tracer.windows import size_at, window
 from tracer.wiring import Wiring, is_given, number_fed
 
 MAX_STEPS = 256  # alternatives kept after one step; the oldest are dropped
@@ -188,7 +189,8 @@ class Cursor:
                 if not self._feed(value, -1 - want, step, inputs):
                     break
         else:
-            if (not step.consts or self._consts_fit(step.consts, inputs)) and (
+            fits = not step.window or size_at(step.node, inputs, self.constant_of) == step.outputs[0].spec.shape
+            if (fits and (not step.consts or self._consts_fit(step.consts, inputs))) and (
                 not step.lists or self._match_lists(step, inputs)
             ):
                 if pair is not None:
@@ -421,7 +423,7 @@ class Cursor:
             if opens_anew(node, parts):
                 self._drop_constants(here, node)
                 return self.adopt(entry, op, inputs, given, args)
-            variant = node.variants.get(parts)
+            variant = node.variants.get(parts) or window(node, parts, size_at(node, inputs, self.constant_of))
             if opening or has_open(parts) or (here.opened and leads_to(node, here, wiring.tensors())):
                 variant = open_variant(node, parts) if self.may_open() else None
                 if variant is None:  # what it is given has to be computed first

@@ -17,6 +17,7 @@ from tracer.lazy import Output
 from tracer.op import Const, array_in, signature_of
 from tracer.rebuild import RESERVED, infer_outputs
 from tracer.spec import Spec, spec_of
+from tracer.windows import slides, window
 
 # A node whose key has constants becomes a host op after this many variants: as many as a function may have sizes.
 MAX_VALUES = 256
@@ -65,14 +66,23 @@ def feed_changed(node: Node, parts: tuple[Any, ...], outside: dict[Any, Spec], k
         if not fed or fed in node.specific:
             continue
         general = _generalised(parts, fed, outside)
-        variant = node.variants.get(general) or inferred_variant(node, general)
+        variant = node.variants.get(general) or inferred_variant(node, general) or _window(node, parts, general, fed)
         if variant is None or (_decides(variant) and not changed) or _refused(node, variant) is not None:
             node.specific |= {frozenset(fed)}
             continue
         node.fed |= fed
-        node.variants[general] = variant
+        if not variant.window:
+            node.variants[general] = variant
         return variant
     return None
+
+
+def _window(node: Node, parts: tuple[Any, ...], general: tuple[Any, ...], fed: set[Any]) -> Variant | None:
+    specs = infer_outputs(node.op, node.entry, node.attrs, parts) if node.op == "StridedSlice" else None
+    if specs is None or specs[0] is None or not slides(node, parts, fed, specs[0].shape):
+        return None
+    node.windows = {} if node.windows is None else node.windows
+    return window(node, general, specs[0].shape)
 
 
 def _kept(node: Node, variant: Variant) -> Variant | None:

@@ -192,7 +192,7 @@ class _Generalised:
             return step
         if b.node is None or b.node.callee is not None:  # a graph function may be another one at another size
             raise _Differ
-        if a.variant is None or a.variant.template != b.variant.template or a.seeded != b.seeded:
+        if a.variant is None or a.variant.template != b.variant.template or a.seeded != b.seeded or b.window:
             raise _Differ
         held = len(self._specs)
         self._take_feeds(a, b)

@@ -57,11 +57,12 @@ DECIDES_AT_LENGTH = "its value decides shapes, and is too large to be kept"
 class Variant:
     """The outputs of a node for one key (a spec or constant per input), and the structure of its result."""
 
-    __slots__ = ("folded", "key", "open", "outputs", "ran", "template")
+    __slots__ = ("folded", "key", "open", "outputs", "ran", "template", "window")
 
     def __init__(
-        self, key: tuple[Any, ...], outputs: tuple[Output, ...], template: Any, is_open: bool = False, ran: bool = True
-    ) -> None:
+        self, key: tuple[Any, ...], outputs: tuple[Output, ...], template: Any, is_open: bool = False, ran: bool = True,
+        is_window: bool = False,
+    ) -> None:  # fmt: skip
         self.key = key
         self.outputs = outputs
         # None: no result; -1: a single tensor; else a list of output numbers and lists of output numbers.
@@ -69,6 +70,7 @@ class Variant:
         # Whether all outputs are known without running the operation. (Asked some ten times for each step compiled.)
         self.folded = bool(outputs) and all(o.const is not None for o in outputs)
         self.open = is_open  # whether sizes of inputs or outputs depend on values (`open_sizes`)
+        self.window = is_window  # whether it is for a size that the values of fed inputs must have (`windows`)
         self.ran = ran  # whether the operation is known to have succeeded on such inputs, or was only inferred
 
 
@@ -104,7 +106,7 @@ class Node:
     __slots__ = (
         "_frozen", "after", "attrs", "callee", "constants", "data", "decides", "entry", "fed", "guarded", "head",
         "host", "inputs", "joined", "location", "name", "number", "op", "opens", "predecessors", "returned",
-        "shaping", "sized", "sizing", "specific", "successors", "variants", "varies", "waits", "ways",
+        "shaping", "sized", "sizing", "specific", "successors", "variants", "varies", "waits", "ways", "windows",
     )  # fmt: skip
 
     def __init__(
@@ -132,6 +134,7 @@ class Node:
         self.shaping = _NONE  # inputs that were fed until a later shape turned out to depend on them
         self.data = _NONE  # those of them that kept changing, and were fed again,
         self.sizing = _NONE  # and of these, those on which a shape depended then, too
+        self.windows: dict[Any, Variant] | None = None  # if it slices windows: by inputs and size
         self.specific = _NONE  # sets of inputs that cannot be fed, as a shape depends on them
         self.opens: dict[tuple[Any, ...], Variant] = {}  # variants with sizes that depend on values (`open_sizes`)
         self.sized = False  # whether it has none, as the program asks for these sizes
@@ -208,7 +211,7 @@ class Step(Carried):
     __slots__ = (
         "arity", "attrs", "checked", "consts", "depth", "draws", "dynamic", "early", "end", "exact", "external", "fast",
         "first", "frames", "host", "hot", "join", "lists", "live", "next", "node", "numbers", "onward", "op", "open",
-        "opened", "outputs", "parent", "plain", "risky", "seeded", "single", "slots", "specs", "variant",
+        "opened", "outputs", "parent", "plain", "risky", "seeded", "single", "slots", "specs", "variant", "window",
     )  # fmt: skip
     end: int
     live: int
@@ -243,6 +246,7 @@ class Step(Carried):
         self.live = (parent.live if parent is not None else 0) + (variant is not None and not variant.folded)
         self.single = variant is not None and variant.template == -1
         self.open = variant is not None and variant.open
+        self.window = variant is not None and variant.window
         self.opened: bool = self.open or (parent is not None and parent.opened)  # or one before it in its segment
         self.arity = len(slots)
         self.fast = node is not None and node.entry == "fast"  # `execute` returns its results in another structure
@@ -283,6 +287,7 @@ class Step(Carried):
             self.risky is False
             and self.single
             and not (self.host or self.checked or self.exact or self.lists or self.specs or self.seeded or self.open)
+            and not self.window
         )
 
     def add(self, step: Step, most: int) -> None:
@@ -435,6 +440,7 @@ class TraceGraph:
         node.inputs = list(known.inputs)
         node.fed, node.shaping, node.specific = known.fed, known.shaping, known.specific
         node.data, node.sizing = known.data, known.sizing
+        node.windows = None if known.windows is None else {}
         for key, variant in known.variants.items():
             outputs = tuple([Output(o.spec, o.const, node) for o in variant.outputs])
             node.variants[key] = Variant(key, outputs, variant.template, ran=variant.ran)

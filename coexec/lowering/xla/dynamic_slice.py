@@ -52,11 +52,14 @@ def sliced(body: Body, op: str, inputs: list[Any], attrs: tuple[Any, ...], spec:
     wrapped = body.make("AddV2", [begin, list(dims)], enum, shape)
     place = body.select(body.compare("Less", begin, 0), wrapped, begin)
     zeros = body.make("ZerosLike", [begin], enum, shape)
-    place = body.select(body.constant(np.asarray(taken), BOOL), place, zeros)
+    moved = [not (masks.get("begin_mask") or 0) >> n & 1 for n in range(len(dims))] if op == "StridedSlice" else taken
+    place = body.select(body.constant(np.asarray(moved), BOOL), place, zeros)
     if rank > len(dims):
         place = body.make("Pad", [place, [[0, rank - len(dims)]]], enum, (rank,))
     sizes = [1 if n < len(taken) and taken[n] else dim for n, dim in enumerate(whole)]
     if op == "StridedSlice":
+        left = iter(spec.shape)
+        sizes = [1 if n < len(taken) and taken[n] else next(left) for n in range(rank)]
         part = body.make("XlaDynamicSlice", [body.symbol(inputs[0], spec.enum), place, sizes], spec.enum, tuple(sizes))
         return body.make("Reshape", [part, list(spec.shape)], spec.enum, spec.shape)
     zero = body.constant(np.zeros((), spec.dtype.as_numpy_dtype), spec.enum)
