@@ -18,6 +18,8 @@ from tracer.op import Const
 from tracer.private import EagerTensor
 from tracer.spec import Spec, intern_spec
 
+MAX_SIZES = 64  # windows of one slice, each with a path of its own; others then run on their own
+
 _PLACES = frozenset({1, 2})  # the inputs with the start and the end
 
 
@@ -72,7 +74,7 @@ def window(node: Node, parts: tuple[Any, ...], size: tuple[int, ...] | None) -> 
     if size is None or node.windows is None or not isinstance(parts[1], Spec) or not isinstance(parts[2], Spec):
         return None
     variant = node.windows.get((parts, size))
-    if variant is None:
+    if variant is None and len(node.windows) < MAX_SIZES:
         output = Output(intern_spec(parts[0].enum, size), None, node)
         variant = node.windows[parts, size] = Variant(parts, (output,), -1, is_window=True)
     return variant

@@ -98,6 +98,25 @@ def test_sizes_that_keep_changing():
     run_both(make, calls)
 
 
+def test_the_number_of_sizes_is_bounded(monkeypatch):
+    """Beyond, a slice of another size runs on its own, and what comes behind it is followed."""
+    monkeypatch.setattr("tracer.windows.MAX_SIZES", 4)
+
+    def make(decorate):
+        held = tf.constant(ROWS)
+
+        @decorate
+        def step(begin, size):
+            return deep(held[begin : begin + size])
+
+        return step
+
+    step = run_both(make, [(n % 5, 1 + n // 3) for n in range(60)])
+    node = next(node for node in step.trace_graph.nodes if node.op == "StridedSlice")
+    assert len(node.windows) == 4
+    assert node.host is not None
+
+
 def test_a_place_that_is_not_there():
     """It is an error of the operation's, as eagerly, and what came before is done."""
 

@@ -175,6 +175,13 @@ def _anything_after(op, variables, updates, indices, weight):
     update("ResourceScatterUpdate", variables[2:], again @ weight, indices)
 
 
+def _value_kept(op, variables, updates, indices, weight):
+    """The values of before are those of before, though they were in the variable's memory."""
+    before = variables[0].read_value()
+    update(op, variables, updates, indices)
+    weight.assign_add(0.001 * tf.matmul(before, before, transpose_a=True))
+
+
 def _elements(op, variables, updates, indices, weight):
     update(op, variables, updates, indices)
     variables[2].scatter_nd_add(tf.stack([indices, indices % WIDTH], 1), updates[:, 0])
@@ -206,8 +213,8 @@ def _one_number(op, variables, updates, indices, weight):
 
 PLACES = [
     _twice, _rows_after, _product_after, _whole_after, _whole_before, _assigned_before, _assigned_after,
-    _failure_after, _anything_after, _elements, _slices_of_other_sizes, _a_random_place, _rows_that_are_the_result,
-    _one_number,
+    _failure_after, _value_kept, _anything_after, _elements, _slices_of_other_sizes, _a_random_place,
+    _rows_that_are_the_result, _one_number,
 ]  # fmt: skip
 
 
@@ -342,3 +349,27 @@ def test_large_tables_are_not_copied(rows, emitted):
     assert (followed.stats().validated == 0) == large
     assert ("XLA would copy all rows" in str(followed.explain())) == large
     assert any("ReadVariableOp" in body for body in emitted) != large  # by XLA, for the smaller
+
+
+@pytest.mark.parametrize("op", ["ResourceScatterUpdate", "ResourceSparseApplyAdagradV2", SLICE])
+def test_values_that_the_program_keeps(op):
+    """Tensors that were read from a variable, or written to it, are the program's, whatever is updated later."""
+
+    def make():
+        variables, kept = tables(2), []
+
+        def step(indices):
+            kept.append(variables[0].read_value())
+            updates = tf.tanh(tf.nn.embedding_lookup(variables[0], indices)) * 0.5
+            for _ in range(6):
+                updates = tf.tanh(updates) * 1.2
+            update(op, variables, updates, indices)
+            kept.append(variables[0] + 0.0)
+            variables[1].assign(kept[-1])
+            del kept[:-6]
+            return [*kept]
+
+        return step, variables
+
+    followed = compare(make, [ids(n) for n in range(14)], jit_compile=False)
+    assert followed.stats().launches >= 12, followed.explain()
