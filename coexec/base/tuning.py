@@ -198,6 +198,8 @@ class Tuning:
     # Bytes of a segment's inputs: to compile in the background XLA is launched on as many bytes of temporaries, and to
     # validate a segment takes as many for copies of its variables.
     max_validated_bytes: int = 1 << 30
+    # Numbers of a tensor that validation compares, evenly spaced.
+    validated_numbers: int = 1 << 20
     # Bytes of variables of which a segment updates some rows in place: beyond, neither XLA nor validation, which copy
     # them. (Of 51 MB 256 rows change in 2 ms. Copying all takes 20 ms.)
     max_copied_tables: int = 1 << 22

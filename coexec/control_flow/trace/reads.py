@@ -271,8 +271,9 @@ _ASKED = ("__getattribute__", "__class__")
 
 def has_own_builtins(runs: FunctionType | FrameType) -> bool:
     """Returns whether a function, or the code of a frame, looks up builtins in another dict than Python's."""
-    looked_up = runs.f_builtins if isinstance(runs, FrameType) else runs.__builtins__
-    return looked_up is not vars(builtins)
+    if isinstance(runs, FrameType):
+        return runs.f_builtins is not vars(builtins)
+    return runs.__builtins__ is not vars(builtins)  # type: ignore[attr-defined, unused-ignore]  # known, or not
 
 
 class _Known:

@@ -136,6 +136,15 @@ def test_a_planted_fault_is_found(monkeypatch, plant, backend):
     assert stats.followed == 11
 
 
+def test_a_planted_fault_in_large_tensors(monkeypatch, tune, backend):
+    """Of these, evenly spaced values are compared."""
+    tune(validated_numbers=4)
+    wrong_operation(monkeypatch)
+    text = compared(backend).explain()
+    assert "found by validation" in text
+    assert "4 of 4 values differ, at one" in text
+
+
 def test_a_planted_fault_that_is_xlas_alone(monkeypatch):
     """The graph takes over."""
     launch = Executable.launch
