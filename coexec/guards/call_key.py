@@ -22,7 +22,7 @@ from tracer.keras_packages import classes
 from tracer.lazy import LazyTensor
 from tracer.op import Const, freeze
 from tracer.private import EagerTensor, KerasFunctional, is_resource_variable
-from tracer.spec import spec_of
+from tracer.spec import Spec, spec_of
 
 
 class CannotMemoize(Exception):
@@ -46,6 +46,7 @@ class CallArguments:
         self._base = cursor.base
         self._end = cursor.step.end
         self._place = cursor.place
+        self._dynamic = cursor.step.dynamic  # then a region knows at which sizes it holds
         self._constant_of = cursor.constant_of
         self.tensors: list[Any] = []  # lazy tensors of the running segment, constants, else eager ones
         self._numbers: dict[int, int] = {}  # of these, by their ids
@@ -104,7 +105,7 @@ class CallArguments:
                 if real is not None:
                     known = self._place(real)
                 number = self._add(value if real is None else real, given, out.const)
-                return "constant", known, number, out.spec.enum, out.spec.shape
+                return "constant", known, number, out.spec.enum, self._shape(out.spec)
             place = value._key - self._base
             if value._value is None and 0 <= place < self._end:
                 self._add(value, given)
@@ -115,7 +116,11 @@ class CallArguments:
             self._add(value, given, self._constant_of(value))
             return "feed", feed
         spec = spec_of(value)
-        return "new", self._add(value, given, self._constant_of(value)), spec.enum, spec.shape
+        return "new", self._add(value, given, self._constant_of(value)), spec.enum, self._shape(spec)
+
+    def _shape(self, spec: Spec) -> Any:
+        """Returns what of a tensor's shape is part of the key."""
+        return len(spec.shape) if self._dynamic else spec.shape
 
     def _marked(self, value: Any, marks: dict[str, Any]) -> Any:
         """Returns the key of a tensor with marks, which must not refer back to it."""

@@ -330,6 +330,9 @@ class Observation:
         if end.dynamic:
             specs = [spec for step in steps for spec in step.specs]
             feeds = [self._sized(*pair) for pair in zip(feeds, specs, strict=True)]
+            fed = {number for source, number in feeds if source == "argument"}
+            if any(n not in fed and self._slot(v) is None for n, v in enumerate(arguments.tensors)):
+                raise CannotMemoizeForLong("no operation takes a tensor that it is given, whose size may differ")
         effects = [
             (effect._replace(value=None), ("object", effect.value) if effect.is_old else form_of(effect.value, place))
             for effect in self._effects
