@@ -19,17 +19,62 @@ class SlowNotice:
 
     def __enter__(self) -> None:
         self._slow = tuning.slow_seconds
-        text = f"{self._what}: takes more than {self._slow:.0f} s, {self._how}"
-        self._timer = threading.Timer(self._slow, _log.warning, (text,))
-        self._timer.daemon = True
         self._began = time.monotonic()
-        try:
-            self._timer.start()
-        except RuntimeError:  # no more threads available: the second line tells it
-            pass
+        text = f"{self._what}: takes more than {self._slow:.0f} s, {self._how}"
+        _watch.begin(self, self._began + self._slow, text)
 
     def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
+        _watch.end(self)
         took = time.monotonic() - self._began
         if took > self._slow:
             _log.warning("%s: done after %.1f s", self._what, took)
+
+
+class _Watch:
+    """The thread that writes the first lines. It ends when nothing has been begun for as long as a line takes.
+
+    One for all: to start a thread for each took as long as an eager step where the processors were busy.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._due: dict[SlowNotice, tuple[float, str]] = {}  # when each is late, and what is said then
+        self._thread: threading.Thread | None = None
+
+    def begin(self, notice: SlowNotice, late: float, text: str) -> None:
+        with self._changed:
+            self._due[notice] = late, text
+            if self._thread is not None and self._thread.is_alive():
+                if late <= min(due for due, _ in self._due.values()):
+                    self._changed.notify()
+                return
+            self._thread = threading.Thread(target=self._run, name="coexec slow notices", daemon=True)
+            try:
+                self._thread.start()
+            except RuntimeError:  # no more threads available: the second line tells it
+                self._thread = None
+
+    def end(self, notice: SlowNotice) -> None:
+        with self._changed:
+            self._due.pop(notice, None)
+
+    def _run(self) -> None:
+        idle = time.monotonic()
+        while True:
+            with self._changed:
+                now = time.monotonic()
+                late = [notice for notice, (due, _) in self._due.items() if due <= now]
+                texts = [self._due.pop(notice)[1] for notice in late]
+                if self._due or texts:
+                    idle = now
+                elif now - idle >= tuning.slow_seconds:
+                    self._thread = None
+                    return
+                if not texts:
+                    wake = min([due for due, _ in self._due.values()], default=idle + tuning.slow_seconds)
+                    self._changed.wait(wake - now)
+            for text in texts:
+                _log.warning(text)
+
+
+_watch = _Watch()
