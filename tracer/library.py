@@ -123,6 +123,19 @@ _KERAS_FUNCTIONS = {
 }
 
 
+# Those of them whose arrays of integers are labels or indices, which they convert to tensors as they are.
+_LABELLED = {
+    "": "one_hot",
+    "math": "unsorted_segment_mean unsorted_segment_sqrt_n",
+    "nn": "sparse_softmax_cross_entropy_with_logits",
+}
+_KERAS_LABELLED = {
+    "losses": "sparse_categorical_crossentropy",
+    "metrics": "sparse_categorical_accuracy sparse_top_k_categorical_accuracy",
+    "ops": "one_hot sparse_categorical_crossentropy",
+}
+
+
 def _functions(package: Any, table: dict[str, str]) -> dict[str, Any]:
     """Returns the functions of a table by path, without those that this version of the package does not have."""
     paths = [f"{module}.{name}".lstrip(".") for module, names in table.items() for name in names.split()]
@@ -135,6 +148,10 @@ plain: frozenset[Any] = frozenset(_functions(tf, _FUNCTIONS).values())
 
 # Functions, in contrast to methods of objects.
 functions: frozenset[Any] = plain.union(_functions(keras, _KERAS_FUNCTIONS).values())
+
+labelled: frozenset[Any] = frozenset(
+    [*_functions(tf, _LABELLED).values(), *_functions(keras, _KERAS_LABELLED).values()]
+)
 
 # The state of `keras.config`, read directly: its functions would be a call each, and every memoized call needs all.
 _CONFIG: dict[str, Any] = vars(keras_config)

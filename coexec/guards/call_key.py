@@ -218,8 +218,15 @@ def marks_of(tensor: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(tensor).items() if value is not None}
 
 
-def with_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the arguments of a layer, loss or metric with arrays converted to tensors, as it would do first."""
+def with_tensors(
+    args: tuple[Any, ...], kwargs: dict[str, Any], labels: bool = False
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the arguments of a layer, loss or metric with arrays converted to tensors, as it would do first.
+
+    `labels`: of a function that does so with arrays of integers.
+    """
+    if labels:
+        return _convert(args, ""), _convert(kwargs, "")
     holder: Any = args[0]
     legacy = isinstance(holder, classes.layers) and not isinstance(holder, keras.layers.Layer)
     wanted: Any = None

@@ -37,7 +37,7 @@ from tracer.faults import absorbs, call, is_fault
 from tracer.graph import Step
 from tracer.intercept import answering_handler, make_constant, tape_is_empty
 from tracer.lazy import LazyTensor, Output, eager_constant, new_lazy, unwrap
-from tracer.library import Surroundings, call_context, functions, gradient, is_pure, layer_calls, loss_call
+from tracer.library import Surroundings, call_context, functions, gradient, is_pure, labelled, layer_calls, loss_call
 from tracer.location import CAUGHT, call_stack, fate, place_of, user_frames
 from tracer.private import EagerTensor
 from tracer.sizes import settled
@@ -130,12 +130,13 @@ class CallSites:
         start: Step = run.cursor.step
         helper = helper_of(function)
         objects = is_watched_object if helper is not None else is_object if is_pure(function) else None
-        arguments = CallArguments(run.cursor, objects, function in functions)
+        arguments = CallArguments(run.cursor, objects, function in functions and function not in labelled)
         try:
             key = self._key(function, args, kwargs, arguments)
         except CannotMemoize as reason:
             if arrays and isinstance(reason, CannotMemoizeArray):
-                if function in layer_calls or function is loss_call or _updates_metric(function, args):
+                converts = function in layer_calls or function is loss_call or function in labelled
+                if converts or _updates_metric(function, args):
                     return self._call_with_tensors(function, args, kwargs)
             self._tell(function, str(reason))
             return self._run_plainly(function, args, kwargs)
@@ -213,11 +214,11 @@ class CallSites:
 
     def _call_with_tensors(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The same with arrays converted to tensors; an error names the arrays."""
-        taken = with_tensors(args, kwargs)
+        taken = with_tensors(args, kwargs, function in labelled)
         try:
             return self._call(function, *taken, arrays=False)
         except Exception as error:
-            if not is_fault(error):
+            if not is_fault(error) and function not in labelled:
                 name_arrays(error, (args, kwargs), taken)
             raise
 

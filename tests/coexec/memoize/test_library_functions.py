@@ -18,20 +18,20 @@ from tracer import library
 CALLS = 12
 
 
-def both(make):
+def both(make, calls=CALLS):
     """The outcomes of an eager and of a followed step, from the same seeds; and the followed one."""
     outcomes = []
     for decorator in (lambda f: f, coexec.function(jit_compile=False)):
         tf.random.set_seed(3)
         step = decorator(make())
-        given = [tf.constant(np.random.default_rng(n).uniform(0.1, 0.9, [4, 6, 3]), tf.float32) for n in range(CALLS)]
+        given = [tf.constant(np.random.default_rng(n).uniform(0.1, 0.9, [4, 6, 3]), tf.float32) for n in range(calls)]
         outcomes.append([snapshot(step(x)) for x in given])
     return *outcomes, step
 
 
-def assert_equal(make, regions):
+def assert_equal(make, regions, calls=CALLS):
     """Each call does what eager does, and so many of its calls at least are skipped."""
-    expected, found, step = both(make)
+    expected, found, step = both(make, calls)
     for number, (one, other) in enumerate(zip(expected, found, strict=True)):
         assert_same(one, other, rtol=1e-5, atol=1e-6, path=f"call {number}: ")
     assert step.stats().regions >= regions, step.explain()
@@ -334,3 +334,38 @@ def test_a_class_is_the_one_that_is_given():
     expected, found, _ = both(make)
     for number, (one, other) in enumerate(zip(expected, found, strict=True)):
         assert_same(one, other, path=f"call {number}: ")
+
+
+LABELLED = {
+    "one_hot": lambda x, labels: tf.one_hot(labels, 3) * x,
+    "cross entropy": lambda x, labels: tf.nn.sparse_softmax_cross_entropy_with_logits(labels, x),
+    "cross entropy by name": lambda x, labels: tf.nn.sparse_softmax_cross_entropy_with_logits(logits=x, labels=labels),
+    "segments": lambda x, labels: tf.math.unsorted_segment_mean(x, labels, 3),
+    "of Keras": lambda x, labels: keras.losses.sparse_categorical_crossentropy(labels, tf.nn.softmax(x)),
+    "a metric of Keras": lambda x, labels: keras.metrics.sparse_categorical_accuracy(labels, x),
+}
+
+
+@pytest.mark.parametrize("size", [5, 40])
+@pytest.mark.parametrize("dtype", ["i8", "i4", "u1", "f4"])
+@pytest.mark.parametrize("name", LABELLED)
+def test_labels_in_arrays(name, dtype, size):
+    """They are data, as few as they may be: other ones are fed. What is no label is what it is eagerly."""
+
+    def make():
+        count = [0]
+
+        def step(x):
+            count[0] += 1
+            labels = np.random.default_rng(count[0]).integers(0, 3, size).astype(dtype)
+            rows = tf.tile(tf.reshape(x, [-1, 3])[:5], [size // 5, 1])
+            if dtype in ("i8", "i4"):
+                return LABELLED[name](rows, labels)
+            try:
+                return LABELLED[name](rows, labels)
+            except (TypeError, ValueError, tf.errors.OpError) as error:
+                return type(error), str(error)
+
+        return step
+
+    assert_equal(make, CALLS if dtype in ("i8", "i4") else 0, 2 * CALLS)
