@@ -24,7 +24,8 @@ tf.exp(-tf.abs(F)) | tf.math.log1p(tf.abs(F)) | tf.nn.relu(F) | S.bent(F) | tf.a
 tf.reduce_max(F) - F | tf.math.divide_no_nan(F, F) * 0.01 | np.float32(0.5) * F | tf.ones_like(F) - F
 (F if B else F) | tf.math.l2_normalize(F + 2.0) | tf.stop_gradient(F) + F | tf.map_fn(lambda t: t * 0.5, F)
 tf.identity(F) | tf.where(I > 40, F, 0.0) | tf.cast(F > 0.2371, tf.float32) | tf.pad(F, [[1, 0]])[:-1]
-tf.einsum("x,x->x", F, F) * 0.1
+tf.einsum("x,x->x", F, F) * 0.1 | tf.concat([F, F], 0)[call % 4 : call % 4 + 3]
+tf.tile(F, [3])[call % 5 : call % 5 + 3] | tf.stack([F, F, F])[call % 3, :] | tf.stack([F, F, F])[:, call % 2 : call % 2 + 1][:, 0] | tf.nn.silu(F) * 0.5
 """
 
 WHOLE = """
@@ -43,6 +44,9 @@ tf.debugging.assert_equal(I[0] % 4 == 3, False) | tf.debugging.assert_all_finite
 F = tf.tensor_scatter_nd_update(F, [[N]], [0.5]) | F = F + tf.gather_nd(F, [[N]]) * 0.5
 F = tf.math.unsorted_segment_sum(F, I % 4, 3) | F = S.root(F + 1.2371)
 S.v.scatter_update(tf.IndexedSlices(F[:1], [N])) | S.v.scatter_nd_add([[N]], F[:1]) | S.v[M].assign(F[0])
+S.v.scatter_add(tf.IndexedSlices(F[:2], I[:2] % 4)) | S.v.scatter_nd_update([[N]], F[:1]) | S.v[N].assign(F[1])
+S.v.scatter_sub(tf.IndexedSlices(F * 0.1, tf.range(3))) | F = F + 0.1 * tf.nn.embedding_lookup(S.v, I % 3)
+S.add_rows(F, I % 3) | S.add_rows(F, I % 4) | S.v[:2].assign(F[1:]) | S.momentum(F[:2], I[1:] % 4)
 F = tf.linalg.inv(tf.linalg.diag(tf.cast(I % 5, tf.float32)))[0] | F = S.embed(I % 4) | F = F[N:] + F
 F = tf.reshape(F, [N, -1])[0] + F * 0 | F = tf.stack(tf.split(F, 3))[:, 0] | F = F + tf.math.truediv(call, call % 4)
 F = S.first(F, I) | F = S.graph(F, I % 4) | F = F + tf.cast(S.table.lookup(I), tf.float32) * 0.01

@@ -125,6 +125,18 @@ class State:
         self.out.truncate()
         keras.utils.set_random_seed(100 + call)
 
+    def momentum(self, gradient, indices):
+        """An optimizer's update of elements, of a variable that may be its own slot."""
+        tf.raw_ops.ResourceSparseApplyMomentum(
+            var=self.v.handle, accum=self.alias.handle, lr=0.1, grad=gradient, indices=indices, momentum=0.5
+        )
+
+    def add_rows(self, values, indices):
+        """Adds up what belongs to one element, as Keras 2 does."""
+        there, places = tf.unique(indices)
+        added = tf.math.unsorted_segment_sum(values, places, tf.shape(there)[0])
+        self.v.scatter_add(tf.IndexedSlices(added * 0.1, there))
+
     def contents(self, failed):
         """All that can be compared; where an operation `failed` and nobody caught it, Python may have run on."""
         for layer in self.layers.values() if failed else ():
