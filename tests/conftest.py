@@ -1,5 +1,6 @@
 """What is set before TensorFlow is imported, and where the programs of the corpus write their files."""
 
+import collections
 import dataclasses
 import gc
 import os
@@ -17,13 +18,25 @@ os.environ.setdefault("COEXEC_DEBUG", "1")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 
+SAMPLE = 6  # of the parameters of one test
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses among them
 def pytest_collection_modifyitems(items):
-    """Of a test with the mark `sample`, what is not of the sample is exhaustive."""
+    """Of a test with many parameters, some that are spread over them are a sample, and all others are slow."""
+    of_test = collections.defaultdict(list)
     for item in items:
-        sample = item.get_closest_marker("sample")
-        if sample is not None and item.callspec.id not in sample.args:
-            item.add_marker(pytest.mark.slow)
+        if hasattr(item, "callspec"):
+            of_test[item.nodeid.partition("[")[0]].append(item)
+    for many in of_test.values():
+        chosen = many[0].get_closest_marker("sample")
+        if chosen is not None:
+            kept = {item for item in many if item.callspec.id in chosen.args}
+        else:
+            kept = {many[n * len(many) // SAMPLE] for n in range(SAMPLE)} if len(many) > SAMPLE else set(many)
+        for item in many:
+            if item not in kept:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -25,7 +25,8 @@ tf.reduce_max(F) - F | tf.math.divide_no_nan(F, F) * 0.01 | np.float32(0.5) * F 
 (F if B else F) | tf.math.l2_normalize(F + 2.0) | tf.stop_gradient(F) + F | tf.map_fn(lambda t: t * 0.5, F)
 tf.identity(F) | tf.where(I > 40, F, 0.0) | tf.cast(F > 0.2371, tf.float32) | tf.pad(F, [[1, 0]])[:-1]
 tf.einsum("x,x->x", F, F) * 0.1 | tf.concat([F, F], 0)[call % 4 : call % 4 + 3]
-tf.tile(F, [3])[call % 5 : call % 5 + 3] | tf.stack([F, F, F])[call % 3, :] | tf.stack([F, F, F])[:, call % 2 : call % 2 + 1][:, 0] | tf.nn.silu(F) * 0.5
+tf.tile(F, [3])[call % 5 : call % 5 + 3] | tf.stack([F, F, F])[call % 3, :] | tf.nn.silu(F) * 0.5
+tf.stack([F, F, F])[:, call % 2 : call % 2 + 1][:, 0]
 """
 
 WHOLE = """
