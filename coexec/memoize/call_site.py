@@ -142,7 +142,7 @@ class CallSites:
             return self._run_plainly(function, args, kwargs)
         if start.regions is None:
             start.regions = {}
-        key, region = find(start.regions, key)
+        key, region = find(start.regions, key, arguments.tensors)
         if region is None:
             place = place_of_call(function, arguments.anchors, call_stack()[0])
             if self._is_at_join(function, start, key, place, arguments.anchors):

@@ -78,6 +78,8 @@ class Region(Watcher):
         # Of a gradient that tapes record: the sources of the recorded operations' inputs from before it, by slot.
         self.early: dict[int, tuple[str, Any]] = {}
         self.places: list[int | None] = []  # the arguments' slots, where the segment knew them before
+        self.unfed: list[int] = []  # on a dynamic path: the numbers of arguments that no operation takes,
+        self.shapes: tuple[Any, ...] = ()  # of which a shape may be all that matters
         self.closed = False  # whether all are of the segment itself, and so implied by the key
         self.spans: list[Any] = []  # of a gradient with backward functions: see `gradient_spans`
         self.calls: list[Any] = []
@@ -140,13 +142,24 @@ class Region(Watcher):
         self.run_again = self.uses + min(9 * max(self.uses, 1), tuning.region_last_check)
 
 
-def find(regions: dict[Any, Region], key: tuple[Any, ...]) -> tuple[tuple[Any, ...], Region | None]:
-    """Returns the full key of a call, and its region if there is one.
+def shapes_of(tensors: list[Any], numbers: list[int]) -> tuple[Any, ...]:
+    """Returns the shapes of some of a call's tensors."""
+    given = [tensors[n] for n in numbers]
+    return tuple([v._out.spec.shape if type(v) is LazyTensor else v._shape_tuple() for v in given])
+
+
+def find(
+    regions: dict[Any, Region], key: tuple[Any, ...], tensors: list[Any]
+) -> tuple[tuple[Any, ...], Region | None]:
+    """Returns the full key of a call that is given `tensors`, and its region if there is one.
 
     The same call may be made at several lines after one cut, and goes on by other operations at each: the lines behind
-    the first have their frames in the key.
+    the first have their frames in the key. So have calls that are given other shapes, where nothing else tells.
     """
     region = regions.get(key)
+    if region is not None and region.unfed and (shapes := shapes_of(tensors, region.unfed)) != region.shapes:
+        key = *key, shapes
+        region = regions.get(key)
     first = None if region is None else region.first
     if first is not None and first.checked and not first.is_inside(frames := user_frames()):
         key = *key, frames

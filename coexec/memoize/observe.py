@@ -18,7 +18,7 @@ from coexec.guards.state import LOOKED_AT
 from coexec.guards.watch import Watch
 from coexec.guards.watched_state import Effect
 from coexec.launch.keras_error_context import note_of
-from coexec.memoize.entry import Region, anchor, form_of
+from coexec.memoize.entry import Region, anchor, form_of, shapes_of
 from coexec.memoize.gradient_spans import BackwardCalls, HeardCalls
 from coexec.memoize.known_calls import KnownCalls
 from coexec.memoize.proven_sizes import ProvenSizes
@@ -331,8 +331,8 @@ class Observation:
             specs = [spec for step in steps for spec in step.specs]
             feeds = [self._sized(*pair) for pair in zip(feeds, specs, strict=True)]
             fed = {number for source, number in feeds if source == "argument"}
-            if any(n not in fed and self._slot(v) is None for n, v in enumerate(arguments.tensors)):
-                raise CannotMemoizeForLong("no operation takes a tensor that it is given, whose size may differ")
+            region.unfed = [n for n, v in enumerate(arguments.tensors) if n not in fed and self._slot(v) is None]
+            region.shapes = shapes_of(arguments.tensors, region.unfed)
         effects = [
             (effect._replace(value=None), ("object", effect.value) if effect.is_old else form_of(effect.value, place))
             for effect in self._effects
