@@ -219,6 +219,36 @@ def many_sizes() -> Program:
     return Program(program.step, ((tf.constant(x[:n]), tf.constant(y[:n])) for n in itertools.cycle(sizes)))
 
 
+def sliced_batches() -> Program:
+    """The Keras step, which takes its batch from an array, at a place that Python says."""
+    program = keras_mlp()
+    numbers = np.random.default_rng(0)
+    x = tf.constant(numbers.normal(size=(4096, 20)), tf.float32)
+    y = tf.constant(numbers.integers(10, size=4096), tf.int32)
+
+    def step(start: int) -> tf.Tensor:
+        return program.step(x[start : start + 32], y[start : start + 32])
+
+    return Program(step, ((start,) for start in itertools.cycle(range(0, 4096, 32))))
+
+
+def rows_of_a_table() -> Program:
+    """Looks up 256 of 200,000 rows, and changes them."""
+    numbers = np.random.default_rng(0)
+    table = tf.Variable(numbers.normal(size=(200_000, 64)).astype(np.float32))
+    weight = tf.constant(numbers.normal(size=(64, 64)) / 8, tf.float32)
+
+    def step(rows: tf.Tensor) -> tf.Tensor:
+        values = tf.nn.embedding_lookup(table, rows)
+        for _ in range(4):
+            values = tf.tanh(values @ weight)
+        table.scatter_sub(tf.IndexedSlices(0.1 * values, rows))
+        return tf.reduce_mean(values)
+
+    batches = [tf.constant(numbers.integers(200_000, size=256)) for _ in range(16)]
+    return Program(step, ((rows,) for rows in itertools.cycle(batches)))
+
+
 class Wanderer:
     """An object whose every call issues another sequence of 40 operations, picked by Python."""
 
@@ -291,6 +321,9 @@ CASES = (
     Case("host-work", "MLP step, 10 ms of other Python", host_work, calls=2, at_most=0.7),
     Case("sizes", "MLP step, batches of 200 sizes", many_sizes, calls=4, at_most=1.2, follows=False,
          no_graphs="left out: traces 200 times, which takes minutes"),
+    Case("slices", "MLP step that slices its batch from an array", sliced_batches, calls=20, at_most=0.1,
+         no_graphs="left out: traces for each place"),
+    Case("rows", "256 rows of a table of 200,000, changed", rows_of_a_table, calls=20, at_most=0.8),
     Case("new-every-call", "new path on every call", new_every_call, calls=60, at_most=1.05, follows=False),
     Case("digits", "digits step, full of Python", digits_step, calls=10),
     Case("fit-mlp", "Keras fit, MLP, 40 steps", fit_mlp, 1, 0.1, 1.0, wrappers=fits.WRAPPERS),
