@@ -327,6 +327,24 @@ def array_of(value: Any) -> Any:
     return as_array(value.numpy() if isinstance(value, tf.Tensor) else value)
 
 
+_LARGE = 1 << 16  # bytes of an array
+_ALIGNED = 64  # a tensor may share the memory of an array that begins at a multiple of these bytes
+
+
+def is_large(value: Any) -> bool:
+    """Returns whether this is an array of numbers that takes long to copy."""
+    return value.__class__ is np.ndarray and value.nbytes >= _LARGE and value.dtype.kind in "biufc"
+
+
+def aligned_copy(array: Any) -> np.ndarray[Any, Any]:
+    """Returns a copy of an array that a tensor can share."""
+    memory = np.empty(array.nbytes + _ALIGNED, np.uint8)
+    start = -memory.ctypes.data % _ALIGNED
+    own: np.ndarray[Any, Any] = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    np.copyto(own, array)
+    return own
+
+
 def overflows(value: Any) -> bool:
     """Returns whether this is a number beyond float32, for which TensorFlow raises unless it is told the dtype."""
     return type(value) is float and _LARGEST < abs(value) < math.inf

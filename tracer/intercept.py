@@ -30,7 +30,7 @@ import tensorflow as tf
 from tracer import hooks, seeds
 from tracer.faults import absorbs, meant, passes
 from tracer.handler import Handler
-from tracer.inputs import Unsupported, python_spec, settle
+from tracer.inputs import Unsupported, aligned_copy, is_large, python_spec, settle
 from tracer.lazy import LazyTensor, has_lazy, unwrap
 from tracer.op import FINALIZERS, Const, Signature, array_in, complete_attrs, signature_of
 from tracer.private import EagerTensor, FuncRegistry, constant_op, context, core, ops, pywrap_tfe, record
@@ -366,7 +366,11 @@ def make_constant(value: Any, dtype: Any) -> Any:
     """Converts a Python value to an eager tensor, past the hooks."""
     if has_lazy((value,)):
         value = unwrap(value)
-    return _convert_to_eager_tensor(value, context.context(), dtype)
+    ctx = context.context()
+    if is_large(value) and (dtype is None or dtype == value.dtype):
+        ctx.ensure_initialized()
+        return EagerTensor(aligned_copy(value), ctx.device_name, None)  # TensorFlow's function makes two
+    return _convert_to_eager_tensor(value, ctx, dtype)
 
 
 def as_constant(value: Any, spec: Spec) -> Const:

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import coexec
 from coexec import testing
+from tests.coexec import run_both
 from tests.snapshots import message_of
 from tracer.literals import Line, literal
 from tracer.op import Const, freeze, same
@@ -432,3 +433,45 @@ def test_copies():
     assert not nested.holds(items)
     assert freeze(const.value) == freeze(np.zeros(2))
     assert freeze(nested.value) == freeze([np.zeros(2), (np.zeros(1),)])
+
+
+LARGE = {
+    "floats": lambda n: np.arange(40_000, dtype=np.float32) + n,
+    "by columns": lambda n: np.asfortranarray(np.arange(40_000, dtype=np.float32).reshape(200, 200) + n),
+    "every other": lambda n: (np.arange(80_000, dtype=np.float64) + n)[::2],
+    "read-only": lambda n: np.broadcast_to(np.float32(n), (200, 200)),
+    "bools": lambda n: np.arange(80_000) % 3 == n % 3,
+    "complex": lambda n: np.arange(20_000) * (1.0 + 2.0j * n),
+    "halves": lambda n: (np.arange(40_000) % 100 + n).astype(np.float16),
+    "of another byte order": lambda n: (np.arange(40_000) + n).astype(">f4"),
+    "of a class of its own": lambda n: np.ma.masked_array(np.arange(40_000.0) + n),
+}
+
+
+# Not `tf.raw_ops.Identity`: eagerly its result may share the memory of the array.
+USES = {
+    "identity": tf.identity,
+    "roll": lambda x: tf.raw_ops.Roll(input=x, shift=[1], axis=[0]),
+    "gather": lambda x: tf.gather(x, [5, 1, 7]),
+}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+@pytest.mark.parametrize("use", USES)
+def test_large_arrays(kind, use):
+    """They are copied once, and are what they were when they were given, however they are changed."""
+
+    def make(decorate):
+        held = [LARGE[kind](n) for n in range(3)]
+
+        @decorate
+        def step(n):
+            given = held[n % 3]
+            found = [USES[use](given), tf.shape(given)]
+            if given.flags.writeable:
+                given[..., :9] = given[..., 9:18]
+            return found
+
+        return step
+
+    run_both(make, [(n,) for n in range(9)], jit_compile=False)
