@@ -75,7 +75,7 @@ PAIRS = [
 
 
 # How many tensors decide shapes of what the call itself computes: from the third call on, they are computed at once.
-SHAPING = {"attributes": 1, "specs": 1, "keras_fit_from_a_generator_of_sparse_batches": 2}
+SHAPING = {"attributes": 1, "specs": 1, "variables": 1, "keras_fit_from_a_generator_of_sparse_batches": 2}
 
 
 @pytest.mark.filterwarnings("default")  # Keras converts in ways that NumPy discourages
