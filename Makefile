@@ -17,7 +17,7 @@ unexport OMP_PROC_BIND
 
 help:
 	@echo "make demo       train a classifier eagerly and co-executed, and compare"
-	@echo "make test       the tests, without those that are exhaustive: ten to twenty minutes"
+	@echo "make test       the tests, without those that are exhaustive: ten to twenty-five minutes"
 	@echo "make test-slow  the exhaustive ones; make test-all runs both"
 	@echo "make test-kills kills training 20 times in each of five ways, and compares where it gets to"
 	@echo "make test-faults raises an error from every function of ours, in 23 programs, and compares: hours; ARGS=--seconds=N"

@@ -18,7 +18,7 @@ os.environ.setdefault("COEXEC_DEBUG", "1")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 
-SAMPLE = 4  # of the parameters of one test: then `make test` takes some twelve minutes
+SAMPLE = 4  # of the parameters of one test
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses among them

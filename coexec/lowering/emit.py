@@ -58,6 +58,7 @@ class Emitter:
         self.asserting: list[str] = []  # nodes that may fail and have no outputs
         self.outside: set[str] = set()  # nodes that XLA cannot compile
         self.barrier: str | None = None  # the node that runs once nothing can fail any more
+        self._checked: set[str] = set()  # conditions that are asserted
         self._rows: Symbol | None = None  # the indices of the last late step that was checked
         self.late = frozenset[int]() if checks else plan.row_updates.late
 
@@ -177,8 +178,9 @@ class Emitter:
             sizes = [body.make("Size", [each], types_pb2.DT_INT32, ()) for each in (value, self._rows)]
             wanted = body.make("Mul", [sizes[1], math.prod(value.spec.shape[1:])], types_pb2.DT_INT32, ())
             conditions.append(body.make("Equal", [sizes[0], wanted], types_pb2.DT_BOOL, ()))
-        for condition in conditions:
-            self.asserting.append(f"^{body.run(ASSERTION, [condition, [condition]], [])}")
+        if conditions and (good := body.every(conditions)).name not in self._checked:  # the next may be checked by it
+            self._checked.add(good.name)
+            self.asserting.append(f"^{body.run(ASSERTION, [good, [good]], [])}")
 
     def _emit_outside(self, step: Step) -> None:
         """Emits a step that XLA cannot compile, to run as its TensorFlow kernel."""

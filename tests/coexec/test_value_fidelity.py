@@ -474,4 +474,4 @@ def test_large_arrays(kind, use):
 
         return step
 
-    run_both(make, [(n,) for n in range(9)], jit_compile=False)
+    assert run_both(make, [(n,) for n in range(9)], jit_compile=False).stats().followed >= 6

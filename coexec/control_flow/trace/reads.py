@@ -273,7 +273,7 @@ def has_own_builtins(runs: FunctionType | FrameType) -> bool:
     """Returns whether a function, or the code of a frame, looks up builtins in another dict than Python's."""
     if isinstance(runs, FrameType):
         return runs.f_builtins is not vars(builtins)
-    return runs.__builtins__ is not vars(builtins)  # type: ignore[attr-defined, unused-ignore]  # known, or not
+    return runs.__builtins__ is not vars(builtins)  # type: ignore[attr-defined, unused-ignore]  # mypy's cache forgets it
 
 
 class _Known:

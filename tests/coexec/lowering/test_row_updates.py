@@ -262,7 +262,7 @@ def test_lengths_that_differ():
 
 
 def test_as_many_updates_as_rows():
-    """Updates of another length are an error of the kernel's, which has written some rows by then."""
+    """Updates of another length are an error, and nothing is written."""
 
     def use(variables, updates, indices, weight):
         there, _ = tf.unique(indices)

@@ -269,20 +269,20 @@ def test_numbers_of_a_schedule_are_fed(function, monkeypatch):
 
 
 GIVEN = {
-    "a class as a dtype": lambda x, n: x + tf.cast(tf.random.uniform([3], 0, 9, np.int32), x.dtype),
-    "a class by name": lambda x, n: tf.eye(3, dtype=np.float32) @ x[0][:3] + tf.zeros([3, 3], dtype=float),
-    "a shape in an array": lambda x, n: x + tf.random.normal(np.array([6, 3]), stddev=np.float32(0.5)),
-    "no shape at all": lambda x, n: x + tf.random.uniform(np.array([], np.int32)),
-    "axes in an array": lambda x, n: tf.tensordot(x, tf.ones([3, 2]), axes=np.array([[2], [0]])),
-    "numbers of NumPy": lambda x, n: tf.clip_by_norm(x, np.float32(1.5)) + tf.linspace(np.float32(0), np.float32(1), 3),
-    "a bool of NumPy": lambda x, n: tf.reduce_logsumexp(x, 1, keepdims=np.bool_(True)),
+    "a class as a dtype": lambda x: x + tf.cast(tf.random.uniform([3], 0, 9, np.int32), x.dtype),
+    "a class by name": lambda x: tf.eye(3, dtype=np.float32) @ x[0][:3] + tf.zeros([3, 3], dtype=float),
+    "a shape in an array": lambda x: x + tf.random.normal(np.array([6, 3]), stddev=np.float32(0.5)),
+    "no shape at all": lambda x: x + tf.random.uniform(np.array([], np.int32)),
+    "axes in an array": lambda x: tf.tensordot(x, tf.ones([3, 2]), axes=np.array([[2], [0]])),
+    "numbers of NumPy": lambda x: tf.clip_by_norm(x, np.float32(1.5)) + tf.linspace(np.float32(0), np.float32(1), 3),
+    "a bool of NumPy": lambda x: tf.reduce_logsumexp(x, 1, keepdims=np.bool_(True)),
 }
 
 
 @pytest.mark.parametrize("given", GIVEN)
 def test_what_a_function_may_be_given(given):
     def make():
-        return lambda x: GIVEN[given](x, 0)
+        return GIVEN[given]
 
     assert_equal(make, CALLS - 4)
 
@@ -312,9 +312,7 @@ def test_an_array_that_is_changed_in_place_is_seen(change):
 
         return step
 
-    expected, found, _ = both(make)
-    for number, (one, other) in enumerate(zip(expected, found, strict=True)):
-        assert_same(one, other, path=f"call {number}: ")
+    assert_equal(make, 1)
 
 
 def test_a_class_is_the_one_that_is_given():
@@ -331,9 +329,7 @@ def test_a_class_is_the_one_that_is_given():
 
         return step
 
-    expected, found, _ = both(make)
-    for number, (one, other) in enumerate(zip(expected, found, strict=True)):
-        assert_same(one, other, path=f"call {number}: ")
+    assert_equal(make, 1)
 
 
 LABELLED = {
