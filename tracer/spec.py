@@ -1,6 +1,7 @@
 """Spec: what is known of a tensor without its value.
 
-Relies on `EagerTensor._datatype_enum`, `_shape_tuple` and `_handle_data`.
+Relies on `EagerTensor._datatype_enum`, `_shape_tuple` and `_handle_data`, and on the text of a handle, which names its
+resource.
 """
 
 from __future__ import annotations
@@ -87,6 +88,24 @@ MAX_RECENT = 4096
 # Specs of resources whose variable is known, by the handle's `_id`, which TensorFlow never reuses: what a handle says
 # of its variable is a protocol message, which takes 6 us to read, several times for each variable in a recorded call.
 _handles: dict[int, Spec] = {}
+# The first handle seen of each resource, by the text that names it: what a copy of a handle (`tf.identity(v.handle)`, a
+# function's result, a second `VarHandleOp` of one `shared_name`) reads and writes is known by the first one's id.
+_firsts: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+_first_ids: set[int] = set()  # as reading a handle's text takes 4 us
+
+
+def first_handle(handle: Any) -> Any:
+    """Returns the first handle seen of this resource that is still alive; for nearly all handles, itself."""
+    if handle._id in _first_ids:
+        return handle
+    with _lock:
+        named = str(handle).partition(', type="')[0]  # what follows is what this handle knows of its variable
+        first = _firsts.setdefault(named, handle)
+        if first is handle:
+            if len(_first_ids) >= MAX_RECENT:
+                _first_ids.clear()
+            _first_ids.add(handle._id)
+    return first
 
 
 def intern_spec(enum: int, shape: tuple[Any, ...], handle: Any = None) -> Spec:
@@ -105,9 +124,14 @@ def intern_spec(enum: int, shape: tuple[Any, ...], handle: Any = None) -> Spec:
 
 
 def describe_handle(tensor: Any) -> tuple[tuple[int, tuple[int, ...] | None], ...] | None:
-    """Returns the dtype enum and shape of each value that a resource or variant holds; None if unknown."""
+    """Returns the dtype enum and shape of each value that a resource or variant holds; None if unknown.
+
+    Copies of a resource's handle count as unknown, so that no segment takes one variable for two.
+    """
     data = getattr(tensor, "_handle_data", None)
     if data is None or not data.is_set:
+        return None
+    if tensor._datatype_enum() == RESOURCE and first_handle(tensor) is not tensor:
         return None
     return tuple(
         (item.dtype, None if item.shape.unknown_rank else tuple(d.size for d in item.shape.dim))

@@ -1,5 +1,6 @@
 """The last launch of a call goes on behind it, where the caller allows that: whoever looks finds what eager leaves."""
 
+import functools
 import threading
 
 import numpy as np
@@ -49,11 +50,22 @@ def run(look, calls=CALLS):
     return function
 
 
+@functools.cache
+def copied(handle):
+    """A copy of a handle, made once: making it waits for what is written."""
+    return tf.identity(handle.deref())
+
+
+def copied_read(total):
+    return tf.raw_ops.ReadVariableOp(resource=copied(total.handle.ref()), dtype=tf.float32)
+
+
 LOOKS = {
     "nobody": lambda n, result, total: 0.0,
     "a result": lambda n, result, total: float(result["sum"]),
     "an operation on a result": lambda n, result, total: (result["picked"] * 2.0).numpy(),
     "the variable": lambda n, result, total: total.numpy(),
+    "the variable, by a copy of its handle": lambda n, result, total: copied_read(total).numpy(),
     "a gather of the variable": lambda n, result, total: tf.gather(total, [1]).numpy(),
     "now and then": lambda n, result, total: total.numpy() if n % 5 == 0 else 0.0,
     "a write": lambda n, result, total: total.assign(total * 0.5).numpy(),
