@@ -36,6 +36,18 @@ add_failures((tf.errors.OpError, AssertionError), (tf.errors.ResourceExhaustedEr
 _TRANSPARENT_METHODS = frozenset({"stop_recording"})  # of a tape in a local variable
 
 
+# Instructions that call Python only through finalizers and weak references' callbacks, as they drop a reference.
+_FREEING = frozenset({
+    "STORE_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST", "STORE_FAST_MAYBE_NULL", "STORE_DEREF",
+    "DELETE_FAST", "DELETE_DEREF", "POP_TOP", "POP_ITER", "END_FOR", "POP_EXCEPT", "RETURN_VALUE", "RETURN_CONST",
+})  # fmt: skip
+
+
+def only_frees(code: CodeType, offset: int) -> bool:
+    """Returns whether what runs below a frame at this instruction was called as an object was freed."""
+    return offset >= 0 and dis.opname[code.co_code[offset]] in _FREEING
+
+
 def is_guarded(code: CodeType, offset: int, namespace: dict[str, Any]) -> bool:
     """Returns whether an exception raised at byte `offset` of `code` may be caught in `code`.
 

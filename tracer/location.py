@@ -14,7 +14,7 @@ import tensorflow
 from tracer import keras_packages
 from tracer.faults import passes
 from tracer.frame_slots import item_of
-from tracer.guards import Guard, guard_of, start_of
+from tracer.guards import Guard, guard_of, only_frees, start_of
 from tracer.managers import are_plain, global_of, lets_pass
 
 
@@ -69,7 +69,7 @@ _library_prefixes = [*_tensorflow_prefixes, *(path for name in keras_packages.NA
 # Keyed by the id of the code object, since hashing one hashes its constants, which takes longer than the walk itself.
 # The values keep the code objects alive, so ids are not reused.
 _codes: dict[int, tuple[CodeType, bool]] = {}
-_frames: dict[tuple[int, int], tuple[Frame, bool | Guard, CodeType]] = {}
+_frames: dict[tuple[int, int], tuple[Frame, bool | Guard, CodeType, bool]] = {}
 # Offsets in the code that a twin was made from, by those in its own: both give the same locations.
 _offsets: dict[int, tuple[CodeType, dict[int, int]]] = {}
 # The only library code that counts as a guard: Keras adds to an error which layer it came from.
@@ -151,6 +151,7 @@ def call_stack() -> tuple[tuple[Frame, ...], int]:
     The latter is FREE, NAMED, PASSED or CAUGHT, for an exception raised now.
     """
     stack, named, passed, caught = _walk(sys._getframe(1), True)
+    caught = caught or _is_closing()
     return tuple(stack), CAUGHT if caught else PASSED if passed else NAMED if named else FREE
 
 
@@ -158,6 +159,14 @@ def fate() -> int:
     """Returns what an exception raised now may meet: CAUGHT, NAMED or FREE."""
     _, named, _, caught = _walk(sys._getframe(1), True)
     return CAUGHT if caught else NAMED if named else FREE
+
+
+def _is_closing() -> bool:
+    """Returns whether a generator is being closed: one that is freed reports the errors of its cleanup, and goes on."""
+    error = sys.exc_info()[1]
+    while error is not None and not isinstance(error, GeneratorExit):
+        error = error.__context__
+    return error is not None
 
 
 def user_frames() -> tuple[Frame, ...]:
@@ -185,11 +194,14 @@ def _walk(frame: Any, judging: bool) -> tuple[list[Frame], bool, bool, bool]:
                 if id(code) in _offsets:
                     offset = _offsets[id(code)][1].get(offset, offset)
                 place = Frame(code.co_filename, name, frame.f_lineno or 0, offset)
-                known = _frames[key] = (place, guard_of(code, frame.f_lasti, frame.f_globals), code)
+                freed = code.co_name == "__del__" or only_frees(code, frame.f_lasti)
+                known = _frames[key] = (place, guard_of(code, frame.f_lasti, frame.f_globals), code, freed)
             stack.append(known[0])
-            if judging and known[1] is not False:
-                passed = True
-                caught = caught or not _lets_pass(frame, known[1])
+            if judging:
+                if known[1] is not False:
+                    passed = True
+                    caught = caught or not _lets_pass(frame, known[1])
+                caught = caught or known[3]  # CPython reports the errors of what it calls as it frees an object
         elif id(code) in _naming:
             named = True
         elif id(code) in _entries:

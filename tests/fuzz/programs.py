@@ -75,6 +75,7 @@ F = S.late("x", F) + F | F = tf.Variable(F) * 0.5 | S.kept.append(F) | F = S.kep
 S.count += 1 | S.rate = 0.5 + call % 3 | S.table.insert(I, I + 1) | F = F + next(S.numbers) | S.queue.enqueue([F])
 F = S.queue.dequeue() if S.queue.size() else F | S.named[call % 3] = F | F = S.named.get(call % 2, F)
 F = F + S.alias | S.alias.assign(F * 0.5) | S.v = S.alias
+F = S.by_copy(S.v) * 0.5 | S.by_copy(S.own[call % 2], F * 0.1) | F = S.by_copy(S.alias, F) + S.alias
 """
 
 READ = """

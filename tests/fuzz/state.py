@@ -103,7 +103,7 @@ class State:
         self.own = tf.Variable([0.5, -0.25, 1.5]), tf.Variable([1.0, 0.25, -0.5])
         self.m = tf.Variable([1, 20, 30])
         self.matrix = tf.constant([[0.5, -1.0, 0.25], [1.0, 0.5, -0.5], [0.0, 2.0, 1.0]])
-        self.variables = {}
+        self.variables, self.copies = {}, {}  # by name; handles by variable's id
         self.generator = tf.random.Generator.from_seed(3)
         self.seeds = keras.random.SeedGenerator(4)
         self.table = tf.lookup.experimental.MutableHashTable(tf.int32, tf.int32, -1)
@@ -130,6 +130,13 @@ class State:
         tf.raw_ops.ResourceSparseApplyMomentum(
             var=self.v.handle, accum=self.alias.handle, lr=0.1, grad=gradient, indices=indices, momentum=0.5
         )
+
+    def by_copy(self, variable, value=None):
+        """Reads a variable through a copy of its handle, which may be kept; adds to it first."""
+        copy = self.copies.setdefault(id(variable), tf.identity(variable.handle))
+        if value is not None:
+            tf.raw_ops.AssignAddVariableOp(resource=copy, value=value)
+        return tf.raw_ops.ReadVariableOp(resource=copy, dtype=tf.float32)
 
     def add_rows(self, values, indices):
         """Adds up what belongs to one element, as Keras 2 does."""
