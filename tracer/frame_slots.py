@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import inspect
 import sys
 from collections.abc import Iterator
-from types import CodeType, FrameType
+from types import CellType, CodeType, FrameType
 from typing import Any
 
 FRAME, SLOTS = 24, 72  # byte offsets: of the frame's address in a frame object, of the variables and stack in a frame
@@ -30,6 +31,26 @@ def address_of(frame: FrameType, place: int) -> int:
 def item_of(frame: FrameType, place: int) -> Any:
     """Returns the object in a slot; the slot must hold one."""
     return ctypes.cast(address_of(frame, place), ctypes.py_object).value
+
+
+def variable_of(frame: FrameType, name: str) -> Any:
+    """Returns the value of one of a frame's variables; raises `KeyError` if it is unbound.
+
+    Leaves nothing behind: up to CPython 3.12, the dict that `f_locals` gives stays in the frame, and keeps all values.
+    """
+    code = frame.f_code
+    if not code.co_flags & inspect.CO_OPTIMIZED:
+        return frame.f_locals[name]  # its namespace itself
+    names = list(dict.fromkeys((*code.co_varnames, *code.co_cellvars, *code.co_freevars)))
+    if name not in names or not address_of(frame, names.index(name)):
+        raise KeyError(name)
+    value = item_of(frame, names.index(name))
+    if isinstance(value, CellType) and (name in code.co_cellvars or name in code.co_freevars):
+        try:
+            return value.cell_contents
+        except ValueError:
+            raise KeyError(name) from None
+    return value
 
 
 @contextlib.contextmanager

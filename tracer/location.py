@@ -13,7 +13,7 @@ import tensorflow
 
 from tracer import keras_packages
 from tracer.faults import passes
-from tracer.frame_slots import item_of
+from tracer.frame_slots import item_of, variable_of
 from tracer.guards import Guard, guard_of, only_frees, start_of
 from tracer.managers import are_plain, global_of, lets_pass
 
@@ -216,7 +216,7 @@ def _lets_pass(frame: Any, guard: bool | Guard) -> bool:
         return not guard
 
     def look_up(kind: str, name: str) -> Any:
-        return global_of(frame.f_globals, name) if kind == "global" else frame.f_locals[name]
+        return global_of(frame.f_globals, name) if kind == "global" else variable_of(frame, name)
 
     return all(
         lets_pass(item_of(frame, place), stored, is_user, _generator_lets_pass) for place, stored in guard.leaves

@@ -115,7 +115,7 @@ class Follower(CallState):
                 try:
                     self.tapes.record(step, op, args, lazy, cursor.externals)
                 except Exception:
-                    self._retract(before)
+                    self._retract(before, op)
                     raise
             return lazy
 
@@ -156,7 +156,7 @@ class Follower(CallState):
                 if step is not None and not step.host and not tape_is_empty():
                     self.tapes.record(step, op, args, result, cursor.externals)
             except Exception:
-                self._retract(before)
+                self._retract(before, op)
                 raise
             if step is not None and not step.host:
                 try:
@@ -283,7 +283,7 @@ class Follower(CallState):
                 if step is not None and step.node is not None and step.node.callee is not None:
                     result = self._completed(step.node, step.node.callee, result, inputs)
             except Exception:
-                self._retract(before)
+                self._retract(before, name)
                 raise
             if step is not None and not step.host:
                 try:
@@ -368,10 +368,15 @@ class Follower(CallState):
         lazies = self.answer(step)
         return lazies[0] if step.single else step.arrange(lazies)
 
-    def _retract(self, before: Step) -> None:
-        """Moves the cursor back over an operation that was matched, but not answered because of an error."""
-        if self.cursor.step.parent is before and self.cursor.step.node is not before.node:
+    def _retract(self, before: Step, op: str) -> None:
+        """Moves the cursor back over an operation that was matched, but not answered because of an error.
+
+        Not over those issued to convert its inputs: they are answered, also if it goes TensorFlow's slow path instead.
+        """
+        step = self.cursor.step
+        if step.parent is before and step.node is not before.node and step.op == op:
             self.cursor.step = before
+            del self.values[before.end :]
 
     # Cuts.
 

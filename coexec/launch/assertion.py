@@ -7,6 +7,7 @@ from types import FunctionType
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from coexec.launch.keras_error_context import Note
 from tracer.faults import call, is_fault
@@ -81,6 +82,8 @@ def fail(
         if is_fault(error):
             raise
         failure = (error if note is None else note.added_to(error)).with_traceback(None)
+        if assertion.function.__module__.startswith("tensorflow."):  # its wrapper raises errors `from None`
+            failure.__suppress_context__ |= tf.debugging.is_traceback_filtering_enabled()
     else:
         return
     try:

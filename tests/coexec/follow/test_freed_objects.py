@@ -125,6 +125,74 @@ def a_weak_reference(x):
     return y if reference() is None else x
 
 
+class Stop(Exception):
+    pass
+
+
+class Freed:
+    def __init__(self, log):
+        self.log = log
+
+    def __del__(self):
+        self.log.append("freed")
+
+
+def freed_behind_finally(log, total, x, call):
+    held = Freed(log)
+    try:
+        x = x + 1.0
+    finally:
+        total.assign_add(1.0)
+    del held
+    log.append("behind")
+    return x
+
+
+def freed_behind_a_handler(log, total, x, call):
+    held = Freed(log)
+    try:
+        x = x + 1.0
+        if call % 2:
+            raise Stop
+    except Stop as stopped:
+        x = x * len(stopped.args)
+    finally:
+        total.assign_add(1.0)
+    del held
+    log.append("behind")
+    return x
+
+
+def freed_behind_a_handler_of_ours(log, total, x, call):
+    local = Stop
+    held = Freed(log)
+    try:
+        x = tf.debugging.check_numerics(x, "x") + 1.0
+        if call % 2:
+            raise local("why")
+    except local as stopped:
+        total.assign_add(float(len(stopped.args)))
+    del held
+    log.append("behind")
+    return x
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("program", [freed_behind_finally, freed_behind_a_handler, freed_behind_a_handler_of_ours])
+def test_they_are_freed_where_eager_frees_them(program, jit_compile):
+    gc.collect()
+    gc.disable()
+    try:
+        log, total = [], tf.Variable(0.0)
+        step = coexec.function(program, jit_compile=jit_compile)
+        for call in range(CALLS):
+            step(log, total, tf.constant(1.0), call)
+            assert log[-2:] == ["freed", "behind"] and len(log) == 2 * call + 2, f"call {call}"
+    finally:
+        gc.enable()
+    assert step.stats().followed >= CALLS // 4, step.explain()
+
+
 PROGRAMS = [
     a_generator_nobody_keeps, a_generator_that_is_deleted, a_loop_that_ends_early, a_generator_that_is_closed,
     a_generator_that_ends, a_handler_inside_of_a_generator, an_object_that_is_replaced, an_object_of_the_frame,
