@@ -153,8 +153,21 @@ def pure(function: Callable[..., Any]) -> Any:
     return library.wrap_pure(function)
 
 
+def _of_function(name: str) -> property:
+    """Makes an attribute of a decorated function that is the wrapped function's, to read and to set.
+
+    `inspect` takes what has these for a function, and so knows one that makes a coroutine or a generator.
+    """
+    return property(
+        lambda self: getattr(self._function, name), lambda self, value: setattr(self._function, name, value)
+    )
+
+
 class Function:
     """A decorated function: called like the function that it wraps, whose Python runs on every call."""
+
+    __code__, __defaults__, __kwdefaults__ = map(_of_function, ("__code__", "__defaults__", "__kwdefaults__"))
+    __globals__, __closure__ = map(_of_function, ("__globals__", "__closure__"))
 
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         if not callable(function):
@@ -167,7 +180,10 @@ class Function:
         watched = options.regions == "all" and not options.control_flow
         self._controller = Controller(plain, options, name, self._redirected if watched else None)
         _functions.add(self)
-        self._transparent = inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function)
+        self._transparent = any(
+            is_one(function)
+            for is_one in (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+        )
 
     def _redirected(self) -> Callable[..., Any]:
         """Returns what to call once calls of helpers are memoized, too."""

@@ -77,10 +77,9 @@ def snapshot(value: Any, inside: tuple = ()) -> Any:
     if isinstance(value, BaseException):
         said = parts((k, v) for k, v in vars(value).items() if not k.startswith("_") and not callable(v))
         known = ("op", "node_def", "message", "experimental_payloads", "error_code")
-        return Node(
-            kind_of(value),
-            {"message": message_of(value), **{k: v for k, v in said.items() if k not in known}},
-        )
+        behind = value.__cause__ if value.__suppress_context__ else value.__context__
+        shown = {"message": message_of(value), "behind it": kind_of(behind)}  # in a traceback
+        return Node(kind_of(value), {**shown, **{k: v for k, v in said.items() if k not in known}})
     if isinstance(value, enum.Enum):
         return Node(kind_of(value), {"": value.name})
     if isinstance(value, Mapping):

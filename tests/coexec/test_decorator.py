@@ -605,3 +605,59 @@ def test_the_trace_graph_prints():
     assert text.startswith("trace graph 'branching'\n")
     assert re.findall(r"^node \d: (\w+)", text, re.MULTILINE) == ["Entry", "AddV2", "Mul", "Square"]
     assert "  next 2, 3\n" in text
+
+
+async def coroutine(x):
+    return x * 2.0
+
+
+def generator(x):
+    yield x * 2.0
+
+
+async def asynchronous_generator(x):
+    yield x * 2.0
+
+
+class Holder:
+    @coexec.function
+    async def method(self, x):
+        return x * 2.0
+
+
+def test_it_is_known_as_the_kind_of_function_that_it_wraps():
+    """Frameworks ask `inspect` and `asyncio` whether to await what they call."""
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    for wrapped in (coroutine, generator, asynchronous_generator, branching):
+        decorated = coexec.function(wrapped)
+        assert [kind(decorated) for kind in kinds] == [kind(wrapped) for kind in kinds]
+        assert inspect.signature(decorated) == inspect.signature(wrapped)
+        assert decorated.__code__ is wrapped.__code__
+        assert decorated.__globals__ is wrapped.__globals__
+    assert inspect.iscoroutinefunction(Holder.method)
+    assert inspect.iscoroutinefunction(Holder().method)
+    assert asyncio.run(coexec.function(coroutine)(X)).numpy().tolist() == [2.0, 4.0]
+    assert asyncio.run(Holder().method(X)).numpy().tolist() == [2.0, 4.0]
+
+
+def test_its_defaults_and_code_are_the_functions():
+    def scaled(x, by=2.0, *, plus=0.0):
+        return x * by + plus
+
+    def halved(x, by=2.0, *, plus=0.0):
+        return x / by + plus
+
+    step = coexec.function(scaled)
+    for _ in range(3):
+        assert step(X).numpy().tolist() == [2.0, 4.0]
+    step.__defaults__, step.__kwdefaults__ = (3.0,), {"plus": 1.0}
+    for _ in range(3):
+        assert step(X).numpy().tolist() == [4.0, 7.0]
+    step.__code__ = halved.__code__
+    for _ in range(3):
+        assert step(X).numpy().tolist() == pytest.approx([4.0 / 3.0, 5.0 / 3.0])
+    assert scaled.__defaults__ == (3.0,)
+
+
+def test_what_wraps_no_function_has_no_code():
+    assert not hasattr(coexec.function(functools.partial(branching, kind=0)), "__code__")

@@ -20,7 +20,8 @@ def test_variables_of_every_kind():
     outer = "outer"
 
     def function(argument, shared, *rest, key=1, **others):
-        local, made = "local", "made"
+        made = "made"
+        local = made + made  # noqa: F841 (read from the frame)
 
         def inner():
             return outer, shared, made
@@ -31,7 +32,7 @@ def test_variables_of_every_kind():
 
     found, inner = function(1, 2, 3, key=4, other=5)
     assert found == {
-        "argument": 1, "shared": 2, "rest": (3,), "key": 4, "others": {"other": 5}, "local": "local", "made": "made",
+        "argument": 1, "shared": 2, "rest": (3,), "key": 4, "others": {"other": 5}, "local": "mademade", "made": "made",
         "outer": outer, "inner": inner,
     }  # fmt: skip
 

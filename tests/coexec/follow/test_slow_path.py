@@ -61,6 +61,16 @@ PROGRAMS = {
         lambda x, v: tf.nn.conv2d(v, v, [1, ONE, ONE, 1], "SAME") + tf.reduce_sum(x), (3, 3, 3, 3))),
     "one behind the other": (IMAGE, plain(lambda x, v, w: tf.nn.conv2d(
         tf.nn.conv2d(x, v, [1, ONE, ONE, 1], "SAME"), w, [1, ONE, ONE, 1], "SAME"), (3, 3, 3, 4), (1, 1, 4, 2))),
+    "normalized": (IMAGE, plain(lambda x, v, scale, offset: tf.compat.v1.nn.fused_batch_norm(
+        x * tf.nn.local_response_normalization(v), scale, offset, epsilon=0.1)[0], (1, 1, 1, 3), (3,), (3,))),
+    "normalized behind it": (IMAGE, plain(lambda x, w, scale, offset: tf.compat.v1.nn.fused_batch_norm(
+        tf.nn.conv2d(x, w, np.int64(1), "SAME"), scale, offset, epsilon=0.1)[0], (3, 3, 3, 4), (4,), (4,))),
+    "parts": (SERIES, plain(lambda x, v: tf.add_n(tf.split(
+        x * tf.quantization.fake_quant_with_min_max_args(v, -1, 1), 3, -1)), (8, 3))),
+    "the largest": (SERIES, plain(lambda x, v: x + tf.math.top_k(
+        tf.quantization.fake_quant_with_min_max_args(v, -1, 1), 1)[0], (8, 3))),
+    "cropped": (IMAGE, plain(lambda x, v: tf.reduce_sum(x) + tf.image.crop_and_resize(
+        v, [[0.0, 0.0, 1.0, 1.0]], [0], [2, 2], extrapolation_value=0), (1, 4, 4, 3))),
     "Conv1D": (SERIES, layer(layers.Conv1D, 4, 2, dilation_rate=2, padding="causal")),
     "Conv2D": (IMAGE, layer(layers.Conv2D, 4, 3, dilation_rate=2)),
     "Conv3D": (VOLUME, layer(layers.Conv3D, 3, 2, dilation_rate=2)),
@@ -81,10 +91,10 @@ def test_they_are_followed(name, trains, options):
                 return function(x)
             with tf.GradientTape() as tape:
                 y = function(x)
-                loss = tf.reduce_sum(y * y)
+                loss = tf.reduce_mean(y * y)
             gradients = tape.gradient(loss, variables())
             for v, gradient in zip(variables(), gradients, strict=True):
-                v.assign_sub(1e-4 * gradient)
+                v.assign_sub(0.01 * gradient)
             return y, loss, gradients
 
         return called
