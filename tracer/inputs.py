@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,17 @@ import tensorflow as tf
 
 from tracer.lazy import LazyTensor, new_lazy
 from tracer.op import Const, Signature, array_in, as_array, freeze
-from tracer.private import CompositeTensor, EagerTensor, constant_op, context, core, is_resource_variable, types_pb2
-from tracer.spec import FOLDED, INTEGERS, Spec, intern_spec
+from tracer.private import (
+    CompositeTensor,
+    EagerTensor,
+    constant_op,
+    context,
+    core,
+    is_resource_variable,
+    types_pb2,
+    variable_accessed,
+)
+from tracer.spec import FOLDED, INTEGERS, RESOURCE, Spec, intern_spec
 
 PLAIN = (int, float, bool, complex, str, bytes, type(None), np.generic, np.ndarray)
 
@@ -58,6 +68,17 @@ MAX_SHAPE = 16  # elements in an integer tensor that may be used as a shape
 
 class Unsupported(Exception):
     """An input whose form only TensorFlow understands; never leaves the runtime."""
+
+
+def handles_in(inputs: Any) -> Iterator[Any]:
+    """Yields the handles of the variables that an operation uses, also of those that C++ is to read for it."""
+    for value in inputs:
+        if isinstance(value, (list, tuple)):
+            yield from handles_in(value)
+            continue
+        handle = getattr(value, "_handle", None) if is_resource_variable(value) else value
+        if type(handle) is EagerTensor and handle._datatype_enum() == RESOURCE:
+            yield handle
 
 
 def settle(signature: Signature, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -130,7 +151,10 @@ def _tensor(signature: Signature, i: int, args: tuple[Any, ...], value: Any) -> 
     lossless.
     """
     if is_resource_variable(value):
-        return tf.convert_to_tensor(value)
+        if getattr(value, "_cached_value", None) is None:
+            return tf.convert_to_tensor(value)
+        variable_accessed(value)  # C++ reads it past what a caching device holds
+        return tf.raw_ops.ReadVariableOp(resource=value._handle, dtype=value._dtype)
     enum = said_enum(signature, i, args)
     default = _default_enum(signature, signature.definition.input_arg[i].type_attr) if enum is None else None
     if default is None:

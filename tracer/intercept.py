@@ -30,12 +30,12 @@ import tensorflow as tf
 from tracer import hooks, seeds
 from tracer.faults import absorbs, meant, passes
 from tracer.handler import Handler
-from tracer.inputs import Unsupported, aligned_copy, is_large, python_spec, settle
+from tracer.inputs import Unsupported, aligned_copy, handles_in, is_large, python_spec, settle
 from tracer.lazy import LazyTensor, has_lazy, unwrap
 from tracer.op import FINALIZERS, Const, Signature, array_in, complete_attrs, signature_of
 from tracer.private import EagerTensor, FuncRegistry, constant_op, context, core, ops, pywrap_tfe, record
 from tracer.slow_path import is_issued_by_name, named
-from tracer.spec import RESOURCE, Spec, first_handle
+from tracer.spec import Spec, first_handle
 from tracer.versions import present
 
 fast_execute = pywrap_tfe.TFE_Py_FastPathExecute
@@ -123,7 +123,7 @@ def _settle_tape(tape: Any) -> None:
 
 
 def _settle_runs(inputs: Any) -> None:
-    handles = [first_handle(v) for v in inputs if type(v) is EagerTensor and v._datatype_enum() == RESOURCE]
+    handles = [first_handle(handle) for handle in handles_in(inputs)]
     if handles:
         settle_for(handles)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from tracer.inputs import array_of
 from tracer.intercept import handling
 from tracer.private import context, record
 from tracer.seeds import Pair, settled
-from tracer.spec import RESOURCE
+from tracer.spec import RESOURCE, Spec
 
 # By how much values may differ, relative to the tensor's scale: half the digits of their type, as compiled code sums in
 # another order, and quotients and differences of sums lose digits.
@@ -44,18 +45,20 @@ def validate(executable: Executable, pending: PendingSegment) -> str | None:
     with handling(None), record.stop_recording():
         # On copies of the variables that it writes, so that an interrupt leaves the program's untouched.
         variables = [
-            (n, feed, spec.handle[0][0])
+            (n, feed, *spec.handle[0])
             for n, (feed, spec) in enumerate(zip(pending.feeds, executable.feeds, strict=True))
             if spec.enum == RESOURCE and spec.handle and n in executable.written
         ]
-        before = {n: _read(handle, enum) for n, handle, enum in variables}
-        feeds = [_variable(before[n]) if n in before else feed for n, feed in enumerate(pending.feeds)]
+        before = {n: _read(handle, enum) for n, handle, enum, _ in variables}
+        feeds = list(pending.feeds)
+        for n, _, *held in variables:
+            feeds[n] = _variable(*held, before[n])
         launched, reason = None, CHECKED
         try:
             launched = executable.launch(feeds, seeds)
         except Exception as error:  # a failing operation fails again in the replay
             reason = reason_of(error)
-        compiled = [_read(feeds[n], enum) for n, _, enum in variables]
+        compiled = [_contents(feeds[n], enum) for n, _, enum, _ in variables]
     replay(pending, seeds)
     if launched is None:
         raise Declined(reason)
@@ -63,7 +66,7 @@ def validate(executable: Executable, pending: PendingSegment) -> str | None:
     wanted = [number for number in executable.outputs if pending.values[number] is not None]
     given = dict(zip(executable.outputs, launched, strict=True))
     with handling(None), record.stop_recording():
-        after = [_read(handle, enum) for _, handle, enum in variables]
+        after = [_contents(handle, enum) for _, handle, enum, _ in variables]
         eager = [*(pending.values[number]._value for number in wanted), *after]
         places = [f"{steps[n].op} at {steps[n].node.location}" for n in wanted]  # type: ignore[union-attr]
         places += [f"a variable of shape {list(value.shape)} that it writes" for value in after]
@@ -76,7 +79,9 @@ def validate(executable: Executable, pending: PendingSegment) -> str | None:
                     if spec.enum == RESOURCE and spec.handle and n not in before:
                         before[n] = _read(feed, spec.handle[0][0])
                 shakes = range(tuning.validation_shakes)
-                runs = [_shaken(pending, seeds, variables, before, wanted, shake) for shake in shakes]
+                runs = [
+                    _shaken(pending, seeds, executable.feeds, variables, before, wanted, shake) for shake in shakes
+                ]
                 shaken = [run for run in runs if run is not None]
             problem = _difference(one, other, [run[number] for run in shaken])
             if problem:
@@ -92,6 +97,7 @@ def reason_of(error: Exception) -> str:
 def _shaken(
     pending: PendingSegment,
     seeds: list[Pair],
+    specs: Sequence[Spec],
     variables: list[Any],
     before: dict[int, Any],
     wanted: list[int],
@@ -100,31 +106,37 @@ def _shaken(
     """Returns the results and writes of the operations with all last digits perturbed; None if they fail."""
     numbers = np.random.default_rng(shake)
     cells = [types.SimpleNamespace(_value=None) for _ in pending.values]
-    feeds = [
-        _variable(nudged(before[n], numbers)) if n in before else nudged(feed, numbers)
-        for n, feed in enumerate(pending.feeds)
-    ]
+    feeds = []
+    for n, (feed, spec) in enumerate(zip(pending.feeds, specs, strict=True)):
+        value = before.get(n, feed)
+        shaken = None if value is None else nudged(value, numbers)
+        feeds.append(_variable(*spec.handle[0], shaken) if n in before else shaken)
     try:
         again = dataclasses.replace(pending, feeds=feeds, values=cells, real=[], raw=[], done=0)
         replay(again, seeds, otherwise_rounded(numbers))
     except Exception:  # an assertion may depend on these digits
         return None
-    return [*(cells[number]._value for number in wanted), *(_read(feeds[n], enum) for n, _, enum in variables)]
+    return [*(cells[number]._value for number in wanted), *(_contents(feeds[n], enum) for n, _, enum, _ in variables)]
 
 
 def _read(handle: Any, enum: int) -> Any:
-    """Returns a variable's value, or an empty tensor if it is uninitialized."""
-    try:
-        return tf.raw_ops.ReadVariableOp(resource=handle, dtype=enum)
-    except tf.errors.FailedPreconditionError:
-        return tf.zeros([0])
+    """Returns a variable's value, or None if it is uninitialized: a read of a newly created one gives shape [0]."""
+    if not tf.raw_ops.VarIsInitializedOp(resource=handle):
+        return None
+    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=enum)
 
 
-def _variable(value: Any) -> Any:
-    """Returns the handle of a new, private variable."""
-    name = context.anonymous_name()
-    handle = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=value.shape, shared_name=name)
-    tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+def _contents(handle: Any, enum: int) -> Any:
+    """Returns a variable's value to compare, an empty one if it is uninitialized."""
+    value = _read(handle, enum)
+    return tf.zeros([0]) if value is None else value
+
+
+def _variable(enum: int, shape: tuple[int, ...] | None, value: Any) -> Any:
+    """Returns the handle of a new, private variable, uninitialized for a value of None."""
+    handle = tf.raw_ops.VarHandleOp(dtype=enum, shape=shape, shared_name=context.anonymous_name())
+    if value is not None:
+        tf.raw_ops.AssignVariableOp(resource=handle, value=value)
     return handle
 
 

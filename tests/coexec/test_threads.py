@@ -385,3 +385,51 @@ def test_a_tensor_outlives_its_thread():
     box.clear()
     del y
     assert_quiet(before)
+
+
+# Operations of another thread that C++ hands the variable to, and reads it past the hooks, or that Python reads it for.
+READING = {
+    "a product": lambda x, w: x * w,
+    "the other way": lambda x, w: w * x,
+    "a matrix product": lambda x, w: x @ w,
+    "a function of it": lambda x, w: tf.tanh(w),
+    "a sum": lambda x, w: tf.reduce_sum(w),
+    "a list": lambda x, w: tf.concat([x, w], 0),
+    "a list of lists": lambda x, w: tf.stack([[x, w], [w, x]]),
+    "rows": lambda x, w: tf.gather(w, [1]),
+    "a slice": lambda x, w: w[0],
+    "by name": lambda x, w: tf.raw_ops.Mul(x=x, y=w),
+    "by TensorFlow's slow path": lambda x, w: tf.squeeze(w[tf.newaxis], np.array([0])) * np.float32(2.0),
+    "its value": lambda x, w: w.value(),
+    "a number": lambda x, w: tf.constant(float(w[0, 1])),
+    "a gradient": lambda x, w: gradient_of(x, w),
+    "a graph function": tf.function(lambda x, w: x * w),
+}
+
+
+def gradient_of(x, w):
+    with tf.GradientTape() as tape:
+        y = x * w * w
+    return tape.gradient(y, w)
+
+
+@pytest.mark.parametrize("options", [{}, {"jit_compile": True}, {"batching": True}], ids=str)
+@pytest.mark.parametrize("name", READING)
+def test_what_another_thread_reads(name, options):
+    """It finds what the step has assigned before, which waits for the thread."""
+
+    def make(decorate):
+        w = tf.Variable([[1.0, 2.0], [3.0, 4.0]])
+
+        @decorate
+        def step(x):
+            w.assign_add(x)
+            seen = in_thread(lambda: READING[name](x, w))
+            w.assign_sub(x * 0.5)
+            return seen, w + 0.0
+
+        return step
+
+    calls = [(X * float(n),) for n in range(8)]
+    step = run_both(make, calls, **options)
+    assert step.stats().followed >= 3, step.explain()

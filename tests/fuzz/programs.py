@@ -113,6 +113,7 @@ F = (lambda: F)() | F, I = helper(F, I, call) | F = [F * k for k in (1, 2)][-1] 
 I, F = (I, F) if B else (I, F * 0.5) | F = {"x": F, **S.named}["x"] | F = [*stream(F, I)][-1] | F = next(stream(F, I))
 assert not B or B, "never mind" | F = S.in_thread(I, lambda: tf.sin(F) + S.v)
 S.in_thread(I, lambda: S.v.assign_add(F * 0.1)) | del c; c = F | F = S.in_thread(I, lambda: tf.gather(F, I % 4))
+F = S.in_thread(I, lambda: tf.tanh(S.v)) | F = S.in_thread(I, lambda: tf.concat([F[:1], S.v[1:]], 0) * S.v)
 F = coexec.opaque(lambda z: z * 0.5 + S.v)(F) | F = max(F, F, key=S.size) | F = S.inner(F, I)
 F = functools.reduce(tf.add, [F, F, F]) * 0.3 | x = F; x *= 0.5; F = x
 """

@@ -324,3 +324,26 @@ def test_what_counts_as_a_variable():
     assert not is_variable(V.assign_add(X * 0.0))
     with tf.device("CPU:0"):
         assert is_variable(tf.Variable(1.0))
+
+
+@pytest.mark.parametrize("options", [{}, {"jit_compile": True}, {"batching": True}], ids=str)
+def test_a_caching_device(options):
+    """C++ reads such a variable past what is cached, Python the cached value, as eagerly."""
+
+    def make(decorate):
+        cached = tf.Variable([1.0, 2.0, 3.0], caching_device="CPU:0")
+
+        @decorate
+        def step(x):
+            cached.assign_add(x)
+            seen = x * cached, cached * x, tf.add(cached, 0.0), tf.tanh(cached), tf.concat([cached, x], 0)
+            python = cached.value(), cached.read_value(), float(cached.numpy()[0])
+            cached.assign(cached * 0.5)
+            with tf.GradientTape() as tape:
+                y = x * cached * cached
+            return seen, python, cached + 0.0, tape.gradient(y, cached)
+
+        return step
+
+    step = run_both(make, [(tf.constant([1.0, 0.5, float(n)]),) for n in range(10)], **options)
+    assert step.stats().followed >= 4, step.explain()

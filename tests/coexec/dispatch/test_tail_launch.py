@@ -66,6 +66,8 @@ LOOKS = {
     "an operation on a result": lambda n, result, total: (result["picked"] * 2.0).numpy(),
     "the variable": lambda n, result, total: total.numpy(),
     "the variable, by a copy of its handle": lambda n, result, total: copied_read(total).numpy(),
+    "an operation on the variable": lambda n, result, total: tf.reduce_sum(total).numpy(),
+    "a list with the variable": lambda n, result, total: tf.concat([total, total], 0).numpy(),
     "a gather of the variable": lambda n, result, total: tf.gather(total, [1]).numpy(),
     "now and then": lambda n, result, total: total.numpy() if n % 5 == 0 else 0.0,
     "a write": lambda n, result, total: total.assign(total * 0.5).numpy(),

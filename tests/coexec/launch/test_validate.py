@@ -433,3 +433,21 @@ def test_new_combinations_of_compared_operations(share, monkeypatch):
     else:
         assert 4 <= stats.validated <= stats.compiles // 2
     assert min(planned) > 1
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 1), (3,)], ids=str)
+def test_a_variable_that_the_step_makes(shape, backend):
+    """The private copy of one that is uninitialised is uninitialised, too: XLA would take it for one of shape [0]."""
+    value = tf.ones(shape) * 3.0
+
+    def make(decorate):
+        @decorate
+        def step(x):
+            made = tf.Variable(value)
+            return tf.debugging.check_numerics(x, "x"), made
+
+        return step
+
+    step = compared(backend, make=make)
+    assert "CX-VALIDATION" not in step.explain(), step.explain()
+    assert step.stats().validated >= 1
