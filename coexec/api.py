@@ -31,6 +31,7 @@ from coexec.reporting.report import Report
 from coexec.reporting.segments import Segments, segments_of
 from tracer import library
 from tracer.errors import Refused
+from tracer.faults import hide_frames
 from tracer.forms import forms_of, has_source
 from tracer.graph import TraceGraph
 
@@ -192,7 +193,11 @@ class Function:
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if self._transparent:  # the body runs later, outside this call
             return self._function(*args, **kwargs)
-        return self._controller.call(args, kwargs)
+        try:
+            return self._controller.call(args, kwargs)
+        except BaseException as error:
+            hide_frames(error)
+            raise  # adds no frame of its own, from CPython 3.11 on
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)

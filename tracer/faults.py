@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from types import CodeType
+from types import CodeType, TracebackType
 from typing import Any, TypeVar
+
+from tensorflow.debugging import is_traceback_filtering_enabled
 
 from tracer.errors import FailedTensor
 
@@ -48,6 +50,24 @@ def is_fault(error: BaseException) -> bool:
             innermost = at.tb_frame.f_code
         at = at.tb_next
     return innermost is not None and innermost not in _passing
+
+
+def hide_frames(error: BaseException) -> None:
+    """Takes the runtime's frames out of the traceback of a program's error, as TensorFlow does its own.
+
+    A fault keeps them, and any error where the program has switched TensorFlow's filtering off.
+    """
+    if is_fault(error) or not is_traceback_filtering_enabled():
+        return
+    kept, at = [], error.__traceback__
+    while at is not None:
+        if not at.tb_frame.f_code.co_filename.startswith(OURS):
+            kept.append(at)
+        at = at.tb_next
+    shown: TracebackType | None = None
+    for at in reversed(kept):
+        shown = TracebackType(shown, at.tb_frame, at.tb_lasti, at.tb_lineno)
+    error.__traceback__ = shown
 
 
 def absorbs(error: BaseException) -> bool:

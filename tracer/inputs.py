@@ -76,7 +76,7 @@ def handles_in(inputs: Any) -> Iterator[Any]:
         if isinstance(value, (list, tuple)):
             yield from handles_in(value)
             continue
-        handle = getattr(value, "_handle", None) if is_resource_variable(value) else value
+        handle: Any = getattr(value, "_handle", None) if is_resource_variable(value) else value
         if type(handle) is EagerTensor and handle._datatype_enum() == RESOURCE:
             yield handle
 

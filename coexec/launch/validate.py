@@ -51,8 +51,8 @@ def validate(executable: Executable, pending: PendingSegment) -> str | None:
         ]
         before = {n: _read(handle, enum) for n, handle, enum, _ in variables}
         feeds = list(pending.feeds)
-        for n, _, *held in variables:
-            feeds[n] = _variable(*held, before[n])
+        for n, _, enum, shape in variables:
+            feeds[n] = _variable(enum, shape, before[n])
         launched, reason = None, CHECKED
         try:
             launched = executable.launch(feeds, seeds)
@@ -110,7 +110,10 @@ def _shaken(
     for n, (feed, spec) in enumerate(zip(pending.feeds, specs, strict=True)):
         value = before.get(n, feed)
         shaken = None if value is None else nudged(value, numbers)
-        feeds.append(_variable(*spec.handle[0], shaken) if n in before else shaken)
+        if n in before:
+            enum, shape = spec.handle[0]
+            shaken = _variable(enum, shape, shaken)
+        feeds.append(shaken)
     try:
         again = dataclasses.replace(pending, feeds=feeds, values=cells, real=[], raw=[], done=0)
         replay(again, seeds, otherwise_rounded(numbers))

@@ -23,6 +23,7 @@ from coexec.follow.follower import Follower
 from tests.coexec import assert_quiet, holders, run_both, unchanged
 from tests.snapshots import message_of
 from tracer import intercept
+from tracer.faults import OURS
 
 X = tf.constant([1.0, 2.0, 3.0])
 GOOD, BAD = tf.constant(1), tf.constant(9)
@@ -212,6 +213,89 @@ def test_the_traceback_of_a_python_error_is_the_users():
     assert [f.name for f in frames][-2:] == ["step", "helper"]
     assert caught.value.__cause__ is None
     assert caught.value.__context__ is None
+
+
+def shown(error):
+    """The functions in a traceback, and how many of its frames are of the runtime."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [f.name for f in frames], sum(f.filename.startswith(OURS) for f in frames)
+
+
+def failing_in_python(x, bad):
+    y = x * 2.0
+    return {"y": y}["missing"] if bad else y
+
+
+def failing_in_a_library(x, bad):
+    return tf.keras.losses.get("missing" if bad else "mse")(x, x * 2.0)
+
+
+def failing_in_an_operation(x, bad):
+    return tf.gather(tf.tanh(x) * 2.0, [7 if bad else 1]) + 1.0
+
+
+def failing_in_an_assertion(x, bad):
+    y = tf.tanh(x) * 2.0
+    tf.debugging.assert_less(y, -9.0 if bad else 9.0)
+    return y + 1.0
+
+
+inner = coexec.function(failing_in_an_operation)
+
+
+def failing_inside(x, bad):
+    return inner(x, bad) * 2.0
+
+
+def interrupted(x, bad):
+    y = x * 2.0
+    if bad:
+        raise KeyboardInterrupt
+    return y
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        failing_in_python, failing_in_a_library, failing_in_an_operation, failing_in_an_assertion, failing_inside,
+        interrupted,
+    ],
+    ids=lambda program: program.__name__,
+)  # fmt: skip
+def test_no_frame_of_the_runtime_shows(program):
+    """As TensorFlow filters its own; unless the program has switched that off."""
+
+    def call(function):
+        with pytest.raises((Exception, KeyboardInterrupt)) as caught:
+            function(X, True)
+        return shown(caught.value)
+
+    step = coexec.function(program)
+    for bad in (False, False, False, True, False, True):
+        if not bad:
+            step(X, bad)
+            continue
+        names, ours = call(step)
+        assert ours == 0 or sys.version_info < (3, 11), names
+        assert program.__name__ in names or inner.__name__ in names  # the frame whose operation failed, however late
+    tf.debugging.disable_traceback_filtering()
+    try:
+        _, ours = call(step)
+        assert ours > 0
+    finally:
+        tf.debugging.enable_traceback_filtering()
+
+
+def test_a_fault_shows_all_frames(monkeypatch):
+    def fails(*_):
+        raise RuntimeError("of the runtime")
+
+    step = coexec.function(failing_in_python)
+    step(X, False)
+    monkeypatch.setattr(step._controller, "_call", fails)
+    with pytest.raises(RuntimeError) as caught:
+        step(X, False)
+    assert shown(caught.value)[1] > 0
 
 
 # `except` at the right place.
