@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import CodeType, TracebackType
 from typing import Any, TypeVar
 
-from tensorflow.debugging import is_traceback_filtering_enabled
+import tensorflow as tf
 
 from tracer.errors import FailedTensor
 
@@ -57,7 +57,7 @@ def hide_frames(error: BaseException) -> None:
 
     A fault keeps them, and any error where the program has switched TensorFlow's filtering off.
     """
-    if is_fault(error) or not is_traceback_filtering_enabled():
+    if is_fault(error) or not tf.debugging.is_traceback_filtering_enabled():
         return
     kept, at = [], error.__traceback__
     while at is not None:
