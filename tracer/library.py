@@ -175,11 +175,16 @@ _hooks = hooks.HookSet(
 )
 _wrappers: dict[Any, Any] = {}  # wrappers of functions, by original
 _adopted: set[types.ModuleType] = set()  # public modules, whose functions are wrapped
-# Made where they are first imported; `tf.keras` is the second.
-_LATE = ("tensorflow.compat.v2", *(f"keras._tf_keras.keras.{name}" for name in ("losses", "metrics", "ops")))
 _IS_PUBLIC = re.compile(
-    r"tensorflow(\._api\..*|\.compat\.v2)?|keras(\.api)?(\._tf_keras\.keras)?\.(losses|metrics|ops(\.\w+)?)"
+    r"tensorflow(\._api\..*)?|keras(\.api)?(\._tf_keras\.keras)?\.(losses|metrics|ops(\.\w+)?)"
 ).fullmatch
+# Made where they are first imported. `import tensorflow.nn` runs a module's code once more, under this name, and makes
+# the new module `tf.nn`.
+_API = "tensorflow._api.v2."
+_LATE = (
+    "tensorflow.compat.v2", *(f"keras._tf_keras.keras.{name}" for name in ("losses", "metrics", "ops")),
+    *(f"tensorflow.{name[len(_API):]}" for name in sys.modules if name.startswith(_API) and "compat" not in name),
+)  # fmt: skip
 
 
 def install() -> None:
@@ -207,11 +212,12 @@ def install() -> None:
             _install_legacy(keras_packages.legacy.package)
 
 
-def adopt_legacy_keras() -> None:
-    """Does the same for Keras 2, once the program has imported it; without wrappers, nothing."""
-    if keras_packages.legacy is None and _hooks.users:
+def adopt_imports() -> None:
+    """Does the same for modules that the program has imported since, Keras 2 among them; without wrappers, nothing."""
+    if _hooks.users:
         with hooks.installing:
-            adopted = keras_packages.adopt_legacy()
+            _adopt_names()
+            adopted = keras_packages.adopt_legacy() if keras_packages.legacy is None else None
             if adopted is not None:
                 _install_legacy(adopted.package)
 
@@ -241,8 +247,8 @@ def _adopt_names() -> None:
     Libraries import `tensorflow.compat.v2` as `tf`: a module of its own, as are those below it. (`compat.v1` is left
     out: its modules are objects in C++ that keep what they have been asked for.)
     """
-    names = [name for name in (_LATE if _adopted else sys.modules) if name in sys.modules and _IS_PUBLIC(name)]
-    for module in [sys.modules[name] for name in names]:
+    names = () if _adopted else [name for name in sys.modules if _IS_PUBLIC(name)]
+    for module in [sys.modules[name] for name in (*names, *_LATE) if name in sys.modules]:
         if type(module) is types.ModuleType and module not in _adopted:
             _adopted.add(module)
             for key, value in list(vars(module).items()):

@@ -387,7 +387,7 @@ class Controller:
                 self.function = self._plain
 
     def _call_site(self, following: Follower) -> LibraryCall:
-        library.adopt_legacy_keras()
+        library.adopt_imports()
         return CallSites(following, self.known_calls).call
 
     def _leave(self, following: Follower, finished: bool) -> None:

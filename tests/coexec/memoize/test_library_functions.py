@@ -3,6 +3,7 @@
 import importlib
 import operator
 import pickle
+import subprocess
 import sys
 
 import keras
@@ -365,3 +366,36 @@ def test_labels_in_arrays(name, dtype, size):
         return step
 
     assert_equal(make, CALLS if dtype in ("i8", "i4") else 0, 2 * CALLS)
+
+
+IMPORTING = """
+import tensorflow as tf
+{0}
+import coexec
+
+def step(x):
+    {2}
+    mean, variance = tf.nn.moments(tf.nn.silu(x) * 2.0, 0)
+    return tf.math.reduce_std(x) + tf.linalg.trace(x) + mean * variance
+
+step = coexec.function(step)
+{1}
+for n in range(12):
+    step(tf.constant([[1.0, 2.0], [3.0, n]]))
+print("regions", step.stats().regions)
+"""
+IMPORTS = "from tensorflow.nn import silu, moments; from tensorflow.math import reduce_std; import tensorflow.linalg"
+
+
+@pytest.mark.parametrize("where", range(3), ids=["before coexec", "behind the decorator", "in the step"])
+def test_modules_of_tensorflow_that_are_imported_by_name(where):
+    """`import tensorflow.nn` makes a second module, which becomes `tf.nn`; its functions are memoized, too."""
+
+    def regions(*statements):
+        program = IMPORTING.format(*statements)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        return int(done.stdout.split("regions")[1])
+
+    usual = regions("", "", "")
+    assert usual >= 12
+    assert regions(*(IMPORTS if place == where else "" for place in range(3))) >= usual - 8
