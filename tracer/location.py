@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import linecache
 import os
 import sys
 from types import CodeType
@@ -243,14 +245,36 @@ def place_of() -> str:
 
 @passes
 def raise_at(error: BaseException, location: Location) -> None:
-    """Raises `error` with the user's line in its traceback: the operation was issued there, and fails only now.
+    """Raises `error` with the user's lines in its traceback: the operation was issued there, and fails only now.
 
-    No frame of that traceback refers to the error: what the program's frames hold would live until the next collection.
+    Those of calls that have returned since, down to the operation; above them, the traceback has the lines of those
+    that are still running. No frame of it refers to the error: what the program's frames hold would live until the next
+    collection.
     """
     errors = [error]
     del error
     if not location.frames:
         raise errors.pop()
-    place = location.frames[0]
-    code = compile("\n" * (place.line - 1) + "raise errors.pop()", place.file, "exec")
-    exec(code.replace(co_name=place.function.rpartition(".")[2]), {"errors": errors})
+    running = {(frame.file, frame.function) for frame in user_frames()}
+    names: dict[str, Any] = {"errors": errors}
+    code: CodeType | None = None
+    for place in location.frames:
+        if code is None:
+            code = _stand_in(place, "raise errors.pop()")
+        else:
+            code, names = _stand_in(place, "run(code, names)"), {"run": exec, "code": code, "names": names}
+        if (place.file, place.function) in running:
+            break
+    assert code is not None
+    exec(code, names)
+
+
+def _stand_in(place: Frame, statement: str) -> CodeType:
+    """Returns code whose frame shows in a traceback as the user's: its function, and its line as a whole."""
+    line = linecache.getline(place.file, place.line).rstrip()
+    tree = ast.parse(statement)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.stmt, ast.expr)):
+            node.lineno = node.end_lineno = place.line
+            node.col_offset, node.end_col_offset = len(line) - len(line.lstrip()), len(line.encode())
+    return compile(tree, place.file, "exec").replace(co_name=place.function.rpartition(".")[2])

@@ -286,6 +286,57 @@ def test_no_frame_of_the_runtime_shows(program):
         tf.debugging.enable_traceback_filtering()
 
 
+def looked_up(x, i):
+    return tf.gather(tf.tanh(x), i) * 2.0
+
+
+def nested(x, i):
+    y = x + 1.0
+    return looked_up(y, i)
+
+
+def at_the_end(x, i):
+    y = nested(x, i)
+    return y - 1.0
+
+
+def at_a_read(x, i):
+    y = nested(x, i)
+    if float(tf.reduce_sum(y)) > 100.0:
+        return y
+    return y - 1.0
+
+
+def in_a_loop(x, i):
+    for n in range(3):
+        x = x + nested(x, i + n)[0]
+    return x
+
+
+def around(x, i):
+    return at_a_read(x, i) * 3.0
+
+
+@pytest.mark.parametrize("program", [at_the_end, at_a_read, in_a_loop, around], ids=lambda program: program.__name__)
+def test_an_error_that_comes_late_shows_how_the_operation_was_reached(program):
+    """The frames of calls that have returned by then are in its traceback, as eagerly; of those that run, the line."""
+
+    def places(function):
+        with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+            function(X, tf.constant([9]))
+        frames = traceback.extract_tb(caught.value.__traceback__)
+        return [(f.name, f.line) for f in frames if f.filename == __file__][1:]
+
+    step = coexec.function(program)
+    for _ in range(4):
+        step(X, tf.constant([0]))
+    assert step.stats().followed == 3
+    expected, found = places(program), places(step)
+    late = [place for place in found if place not in expected]  # where a frame that is still running had got to
+    assert [place for place in found if place in expected] == expected
+    assert late == ([("at_a_read", "if float(tf.reduce_sum(y)) > 100.0:")] if program in (at_a_read, around) else [])
+
+
 def test_a_fault_shows_all_frames(monkeypatch):
     def fails(*_):
         raise RuntimeError("of the runtime")
