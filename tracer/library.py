@@ -178,6 +178,7 @@ _adopted: set[types.ModuleType] = set()  # public modules, whose functions are w
 _IS_PUBLIC = re.compile(
     r"tensorflow(\._api\..*)?|keras(\.api)?(\._tf_keras\.keras)?\.(losses|metrics|ops(\.\w+)?)"
 ).fullmatch
+_imported = 0  # how many modules there were when they were looked through
 # Made where they are first imported. `import tensorflow.nn` runs a module's code once more, under this name, and makes
 # the new module `tf.nn`.
 _API = "tensorflow._api.v2."
@@ -214,8 +215,10 @@ def install() -> None:
 
 def adopt_imports() -> None:
     """Does the same for modules that the program has imported since, Keras 2 among them; without wrappers, nothing."""
-    if _hooks.users:
+    global _imported
+    if len(sys.modules) != _imported and _hooks.users:  # asked in each call
         with hooks.installing:
+            _imported = len(sys.modules)
             _adopt_names()
             adopted = keras_packages.adopt_legacy() if keras_packages.legacy is None else None
             if adopted is not None:
