@@ -22,6 +22,7 @@ from tracer.private import (
     types_pb2,
     variable_accessed,
 )
+from tracer.slow_path import is_issued_by_name
 from tracer.spec import FOLDED, INTEGERS, RESOURCE, Spec, intern_spec
 
 PLAIN = (int, float, bool, complex, str, bytes, type(None), np.generic, np.ndarray)
@@ -104,14 +105,36 @@ def settle(signature: Signature, args: tuple[Any, ...]) -> tuple[Any, ...]:
         except Unsupported:
             continue
         except (TypeError, ValueError) as error:
-            if not is_list:
+            if not is_list and not is_issued_by_name(signature, args):
                 break  # TensorFlow reports the error; a later input's dtype, fixed here, could let it pass
-            # Each item has a dtype of its own, which could be taken for that of the operation.
+            # TensorFlow's slow path reports it. Each item of a list has a dtype of its own, which could be taken for
+            # that of the operation.
             raise core._FallbackException("inputs that cannot be converted") from error
         if made is not value:
             settled = settled or list(args)
             settled[i] = made
-    return args if settled is None else tuple(settled)
+    if settled is None:
+        return args
+    if any(map(is_resource_variable, args)) and _is_refused(signature, args, settled):
+        raise core._FallbackException("a variable of another dtype")
+    return tuple(settled)
+
+
+def _is_refused(signature: Signature, args: tuple[Any, ...], settled: list[Any]) -> bool:
+    """Returns whether TensorFlow's slow path takes these, which converts no variable to the dtype of the first input."""
+    if not is_issued_by_name(signature, args):
+        return False
+    for i, (arg, value) in enumerate(zip(signature.definition.input_arg, args, strict=False)):
+        if not arg.type_attr or not isinstance(settled[i], tf.Tensor) or not is_resource_variable(value):
+            continue
+        enum = said_enum(signature, i, args)
+        if enum is None:
+            alike = (n for n, other in enumerate(signature.definition.input_arg) if other.type_attr == arg.type_attr)
+            first = settled[next(alike)]
+            enum = first._datatype_enum() if isinstance(first, tf.Tensor) else natural_enum(first)
+        if enum != settled[i]._datatype_enum():
+            return True
+    return False
 
 
 def spelled(given: tuple[Any, ...], settled: tuple[Any, ...]) -> dict[int, tuple[Any, Any]]:
@@ -150,18 +173,20 @@ def _tensor(signature: Signature, i: int, args: tuple[Any, ...], value: Any) -> 
     An attribute's default dtype is a preference: tensors are cast to it, and Python numbers converted if that is
     lossless.
     """
-    if is_resource_variable(value):
+    if type(getattr(value, "_handle", None)) is EagerTensor and is_resource_variable(value):
         if getattr(value, "_cached_value", None) is None:
             return tf.convert_to_tensor(value)
         variable_accessed(value)  # C++ reads it past what a caching device holds
         return tf.raw_ops.ReadVariableOp(resource=value._handle, dtype=value._dtype)
     enum = said_enum(signature, i, args)
+    if is_resource_variable(value):  # of Keras: Python converts it, to the dtype of the others or not at all
+        return tf.convert_to_tensor(value, dtype=enum)
     default = _default_enum(signature, signature.definition.input_arg[i].type_attr) if enum is None else None
     if default is None:
         return tf.convert_to_tensor(value, dtype=enum)
     _refuse_uneven(value)
     packed = has_tensors(value)
-    if not packed:
+    if not packed and not (default == types_pb2.DT_COMPLEX64 and _has_complex(value)):
         with contextlib.suppress(TypeError, ValueError):
             return tf.convert_to_tensor(value, dtype=default)
     tensor = tf.convert_to_tensor(value)
@@ -185,6 +210,13 @@ def _tensors(signature: Signature, i: int, args: tuple[Any, ...], values: Any) -
         if shared and enum is None:
             enum = made[-1]._datatype_enum() if isinstance(made[-1], tf.Tensor) else natural_enum(made[-1])
     return made
+
+
+def _has_complex(value: Any) -> bool:
+    """Returns whether a nest of lists contains a complex number of Python's: TensorFlow makes it complex128."""
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_complex, value))
+    return type(value) is complex
 
 
 def _refuse_uneven(value: Any) -> None:

@@ -9,6 +9,7 @@ TensorFlow's operator is called as usual.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from tracer import hooks
-from tracer.faults import absorbs, passes
+from tracer.faults import OURS, absorbs, passes
 from tracer.handler import Handler
 from tracer.intercept import answering_handler
 from tracer.lazy import LazyTensor
@@ -184,10 +185,27 @@ def _of_variable(slot: str, operator: Callable[..., Any]) -> Callable[[Any, Any]
     return answered
 
 
+def _compared(operator: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Returns `==` or `!=` that issues no operation for the runtime itself, which compares attributes.
+
+    The program may give a tensor or a variable as one (`tf.one_hot(x, 3, axis=tensor)`).
+    """
+
+    @passes
+    @functools.wraps(operator)
+    def compared(self: Any, other: Any) -> Any:
+        if sys._getframe(1).f_code.co_filename.startswith(OURS):
+            return NotImplemented
+        return operator(self, other)
+
+    return compared
+
+
 _hooks = hooks.HookSet(
     __name__,
-    "operators of `ops._EagerTensorBase` and `ResourceVariable`, `__getitem__` of the former",
-    "a handler that knows the operation answers it before TensorFlow prepares it",
+    "operators of `ops._EagerTensorBase` and `ResourceVariable`, `__getitem__` of the former, `==` and `!=` of these "
+    "and of Keras' variables",
+    "a handler that knows the operation answers it before TensorFlow prepares it; the runtime's comparisons issue none",
     hooks.PROCESS,
 )
 
@@ -205,6 +223,10 @@ def install() -> None:
     _hooks.hold_for_good()  # before those of variables, which build on them
     for slot in [name for target, name in _hooks.entries() if target is base and name != "__getitem__"]:
         _hooks.add(ResourceVariable, slot, _of_variable(slot, getattr(ResourceVariable, slot)))
+    for kind in (base, ResourceVariable, keras.Variable):
+        for slot in ("__eq__", "__ne__"):
+            if hasattr(kind, slot):
+                _hooks.add(kind, slot, _compared(getattr(kind, slot)))
 
 
 install()

@@ -372,9 +372,10 @@ class Follower(CallState):
         """Moves the cursor back over an operation that was matched, but not answered because of an error.
 
         Not over those issued to convert its inputs: they are answered, also if it goes TensorFlow's slow path instead.
+        And not over a cut, behind which the earlier operations are carried out.
         """
         step = self.cursor.step
-        if step.parent is before and step.node is not before.node and step.op == op:
+        if step.parent is before and step.node is not before.node and step.op == op and not step.host:
             self.cursor.step = before
             del self.values[before.end :]
 
