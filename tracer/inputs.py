@@ -121,7 +121,7 @@ def settle(signature: Signature, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _is_refused(signature: Signature, args: tuple[Any, ...], settled: list[Any]) -> bool:
-    """Returns whether TensorFlow's slow path takes these, which converts no variable to the dtype of the first input."""
+    """Returns whether TensorFlow's slow path takes these, and a variable is not of the first input's dtype."""
     if not is_issued_by_name(signature, args):
         return False
     for i, (arg, value) in enumerate(zip(signature.definition.input_arg, args, strict=False)):

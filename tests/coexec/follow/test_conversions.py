@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import coexec
 from coexec import testing
 from tests.coexec import run_both
 
