@@ -9,6 +9,7 @@ TensorFlow's operator is called as usual.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from tracer import hooks
-from tracer.faults import OURS, absorbs, passes
+from tracer.faults import absorbs, passes
 from tracer.handler import Handler
 from tracer.intercept import answering_handler
 from tracer.lazy import LazyTensor
@@ -46,6 +47,10 @@ def operand_of(value: Any, other: Any, handler: Handler) -> Any:
     return None
 
 
+# The files whose code compares attributes. (That of control flow compares tensors for the program.)
+_COMPARING = frozenset(
+    os.path.join(os.path.dirname(__file__), f"{name}.py") for name in ("cursor", "graph", "op", "merge", "seeds")
+)
 _VARIABLES = (ResourceVariable, keras.Variable)
 _WIDE = (tf.float32, tf.float64, tf.int32, tf.int64)
 _LARGEST = 1 << 24  # integers below are exact in all of these
@@ -186,7 +191,7 @@ def _of_variable(slot: str, operator: Callable[..., Any]) -> Callable[[Any, Any]
 
 
 def _compared(operator: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Returns `==` or `!=` that issues no operation for the runtime itself, which compares attributes.
+    """Returns `==` or `!=` that issues no operation where an operation is matched, by its attributes, too.
 
     The program may give a tensor or a variable as one (`tf.one_hot(x, 3, axis=tensor)`).
     """
@@ -194,7 +199,7 @@ def _compared(operator: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     @passes
     @functools.wraps(operator)
     def compared(self: Any, other: Any) -> Any:
-        if sys._getframe(1).f_code.co_filename.startswith(OURS):
+        if sys._getframe(1).f_code.co_filename in _COMPARING:
             return NotImplemented
         return operator(self, other)
 
@@ -205,7 +210,7 @@ _hooks = hooks.HookSet(
     __name__,
     "operators of `ops._EagerTensorBase` and `ResourceVariable`, `__getitem__` of the former, `==` and `!=` of these "
     "and of Keras' variables",
-    "a handler that knows the operation answers it before TensorFlow prepares it; the runtime's comparisons issue none",
+    "a handler that knows the operation answers it before TensorFlow prepares it; matching an operation issues none",
     hooks.PROCESS,
 )
 
