@@ -22,10 +22,6 @@ def numbers(*shape):
     return tf.constant(RANDOM.normal(size=shape), tf.float32)
 
 
-def variable(*shape):
-    return tf.Variable(numbers(*shape))
-
-
 def layer(kind, *args, **options):
     def make():
         keras.utils.set_random_seed(1)
