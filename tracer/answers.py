@@ -22,8 +22,8 @@ from tracer.handler import Handler
 from tracer.intercept import answering_handler
 from tracer.lazy import LazyTensor
 from tracer.private import EagerTensor
-from tracer.single_ops import SINGLE
-from tracer.variables import is_variable, plain_variable, product, rows_of, value_of
+from tracer.single_ops import CONVERTING, SINGLE
+from tracer.variables import is_variable, plain_variable, product, rows_of, value_of, with_values
 
 LARGEST = 1 << 24  # integers below are exact in every numeric dtype in use
 _SCALARS = {int: tf.int32, float: tf.float32}  # dtypes of tensors made from Python numbers
@@ -189,10 +189,10 @@ def _embedding_lookup(
     if found is None:
         return None
     result = handler.expected("Identity", (found,))
-    return _identity(found) if result is None else result
+    return _with_identity(found) if result is None else result
 
 
-_identity = tf.identity
+_with_identity = tf.identity
 
 
 # By public names, the first being where `pickle` finds the function. Parameters are TensorFlow's, in its order.
@@ -222,12 +222,15 @@ def answered() -> list[tuple[tuple[str, ...], Any, Any]]:
     found = []
     for names, answer in _ANSWERS.items():
         function = functools.reduce(getattr, names[0].split("."), tf)
-        found.append((names, function, _answering(function, answer)))
+        found.append((names, function, _answering(function, answer, names in CONVERTING)))
     return found
 
 
-def _answering(function: Any, answer: Callable[..., Any]) -> Any:
-    """Returns a wrapper of `function` that tries `answer` first, if the arguments bind to its parameters."""
+def _answering(function: Any, answer: Callable[..., Any], converts: bool) -> Any:
+    """Returns a wrapper of `function` that tries `answer` first, if the arguments bind to its parameters.
+
+    `converts`: whether `function` first converts the variables that it is given to tensors, in order.
+    """
     names = list(inspect.signature(function).parameters)
     # By number of positional arguments: the names that keywords may have.
     later = [frozenset(names[count:]) for count in range(len(names) + 1)]
@@ -237,7 +240,7 @@ def _answering(function: Any, answer: Callable[..., Any]) -> Any:
     @passes
     @functools.wraps(function)
     def asking(*args: Any, **kwargs: Any) -> Any:
-        handler = None
+        handler, read = None, False
         try:
             handler = answering_handler()
             if handler is not None:
@@ -249,9 +252,14 @@ def _answering(function: Any, answer: Callable[..., Any]) -> Any:
                     result = None
                 if result is not None:
                     return result
+                if converts:
+                    values = with_values((*args, *kwargs.values()), handler)
+                    if values is not None:  # the variables have been read
+                        args, kwargs = values[: len(args)], dict(zip(kwargs, values[len(args) :], strict=True))
+                        read = True
         except Exception as error:
             if not (absorbs(error) if handler is None else handler.fault(error)):
                 raise
-        return function(*args, **kwargs)
+        return asking(*args, **kwargs) if read else function(*args, **kwargs)
 
     return asking

@@ -17,9 +17,11 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 
 from tracer import hooks
 from tracer.faults import absorbs, passes
+from tracer.handler import Handler
 from tracer.intercept import answering_handler
 from tracer.lazy import LazyTensor
 from tracer.operators import operand_of
@@ -27,8 +29,10 @@ from tracer.private import (
     EagerTensor,
     KerasVariable,
     ResourceVariable,
+    UnreadVariable,
     gen_resource_variable_ops,
     keras_numpy,
+    ops,
     variable_accessed,
 )
 from tracer.variables import is_variable, plain_variable, value_of
@@ -81,16 +85,19 @@ def _is_plain(other: Any, dtype: Any) -> bool:
     return variable is not None and variable._dtype is dtype
 
 
-def _fits(variable: Any, value: Any) -> bool:
-    """Returns whether a write issues only the operation: no conversion, no error."""
+def _given(variable: Any, value: Any, handler: Handler) -> Any:
+    """Returns what a write to a variable is given as a tensor, if it issues only the operation, without an error."""
+    if not variable._validate_shape or variable._shape.rank is None:
+        return None
     kind = type(value)
-    return (
-        (kind is LazyTensor or kind is EagerTensor)
-        and value.dtype is variable._dtype
-        and bool(variable._validate_shape)
-        and variable._shape.rank is not None
-        and value._shape_tuple() == tuple(variable._shape)
-    )
+    if kind is LazyTensor or kind is EagerTensor:
+        fits = value.dtype is variable._dtype and value._shape_tuple() == tuple(variable._shape)
+        return value if fits else None
+    shape = value.shape if kind is np.ndarray else ()
+    return operand_of(variable, value, handler) if kind in _NUMBERS and shape == tuple(variable._shape) else None
+
+
+_NUMBERS = frozenset({int, float, np.float32, np.float64, np.int32, np.int64, np.ndarray})
 
 
 def _assigning(assign: Any) -> Any:
@@ -99,22 +106,21 @@ def _assigning(assign: Any) -> Any:
     @passes
     @functools.wraps(assign)
     def assigning(self: Any, value: Any) -> Any:
-        handler, variable = None, None
+        handler, variable, given = None, None, None
         try:
             handler = answering_handler()
             if handler is not None and type(self) is keras.Variable:
                 variable = plain_variable(self)
-                if variable is not None and not _fits(variable, value):
-                    variable = None
+                given = None if variable is None else _given(variable, value, handler)
         except Exception as error:
-            variable = None
+            given = None
             if not (absorbs(error) if handler is None else handler.fault(error)):
                 raise
-        if variable is None:
+        if variable is None or given is None:
             return assign(self, value)
-        gen_resource_variable_ops.assign_variable_op(variable._handle, value, validate_shape=True)
+        gen_resource_variable_ops.assign_variable_op(variable._handle, given, validate_shape=True)
         variable_accessed(variable)
-        return value
+        return given
 
     return assigning
 
@@ -125,21 +131,42 @@ def _writing(method: Any, issue: Callable[[Any, Any], Any]) -> Any:
     @passes
     @functools.wraps(method)
     def writing(self: Any, *args: Any, **kwargs: Any) -> Any:
-        handler, plain = None, False
+        handler, given = None, None
         try:
             if len(args) == 1 and not kwargs and is_variable(self):
                 handler = answering_handler()
-                plain = handler is not None and _fits(self, args[0])
+                given = None if handler is None else _given(self, args[0], handler)
         except Exception as error:
-            plain = False
+            given = None
             if not (absorbs(error) if handler is None else handler.fault(error)):
                 raise
-        if not plain:
+        if given is None:
             return method(self, *args, **kwargs)
-        return self._lazy_read(issue(self._handle, args[0]))
+        issue(self._handle, given)
+        return _unread(self)
 
     return writing
 
+
+def _unread(variable: Any) -> Any:
+    """Returns a variable to be read when it is used, as `_lazy_read` does, which takes 20 us to check what it sets."""
+    variable_accessed(variable)
+    if not _attributes:
+        _attributes.update(vars(variable._lazy_read(None)), _handle=None)
+    unread = UnreadVariable.__new__(UnreadVariable)
+    vars(unread).update(
+        _attributes,
+        _in_graph_mode=variable._in_graph_mode,
+        _graph_key=ops.get_default_graph()._graph_key,
+        _shape=variable._shape,
+        _dtype=variable._dtype,
+        _handle=variable._handle,
+        _unique_id=variable._unique_id,
+    )
+    return unread
+
+
+_attributes: dict[str, Any] = {}  # of all such objects, in order; those of one variable are replaced
 
 _hooks = hooks.HookSet(
     __name__,

@@ -34,8 +34,8 @@ class Const:
         kind = mine.__class__
         if value is mine and kind is not list and kind is not float:
             return True
-        if value.__class__ is not kind:
-            return False
+        if value.__class__ is not kind:  # NumPy's double may have become a float
+            return isinstance(value, np.generic) and isinstance(mine, np.generic) and bool(freeze(value) == self._key)
         if kind is int or kind is bool or kind is str or kind is bytes:
             return bool(value == mine)
         return bool(freeze(value) == self._key)

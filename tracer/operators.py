@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tracer import hooks
@@ -42,7 +43,13 @@ def operand_of(value: Any, other: Any, handler: Handler) -> Any:
     if kind is ResourceVariable or kind is keras.Variable:
         variable = plain_variable(other)
         return value_of(variable, handler) if variable is not None and variable._dtype is dtype else None
-    if (kind is float and dtype.is_floating) or (kind is int and dtype in _WIDE and -_LARGEST < other < _LARGEST):
+    number = other
+    if kind in _OF_NUMPY:  # TensorFlow converts them as it does Python's numbers
+        number = other.item()
+        kind = type(number)
+    if (kind is float and dtype.is_floating) or (kind is int and dtype in _WIDE and -_LARGEST < number < _LARGEST):
+        return handler.constant(other, dtype)
+    if kind is np.ndarray and _ARRAYS.get(other.dtype.char) is dtype:
         return handler.constant(other, dtype)
     return None
 
@@ -51,7 +58,11 @@ def operand_of(value: Any, other: Any, handler: Handler) -> Any:
 _COMPARING = frozenset(
     os.path.join(os.path.dirname(__file__), f"{name}.py") for name in ("cursor", "graph", "op", "merge", "seeds")
 )
-_VARIABLES = (ResourceVariable, keras.Variable)
+_TENSORS = (LazyTensor, EagerTensor)
+_READ = (ResourceVariable, keras.Variable, np.ndarray)  # operands that are not to be converted twice
+_NUMBERS = frozenset({int, float, np.float64})  # the last is a subclass of `float`
+_OF_NUMPY = frozenset({np.float32, np.float64, np.int32, np.int64})
+_ARRAYS = {"f": tf.float32, "d": tf.float64, "i": tf.int32, "l": tf.int64}
 _WIDE = (tf.float32, tf.float64, tf.int32, tf.int64)
 _LARGEST = 1 << 24  # integers below are exact in all of these
 
@@ -66,13 +77,13 @@ def _answered(
         try:
             handler = answering_handler()
             if handler is not None:
-                number = unconverted and (type(other) is float or type(other) is int)
+                number = unconverted and type(other) in _NUMBERS
                 operand = other if number else operand_of(self, other, handler)
                 if operand is not None:
                     result = handler.expected(op, (operand, self) if reflected else (self, operand))
                     if result is not None:
                         return result
-                    if type(other) in _VARIABLES:  # it has been read
+                    if type(other) in _READ:
                         other = operand
         except Exception as error:
             if not (absorbs(error) if handler is None else handler.fault(error)):
@@ -96,7 +107,7 @@ def _multiplied(operator: Callable[[Any, Any], Any], reflected: bool) -> Callabl
                     result = product(handler, *factors, False, False)
                     if result is not None:
                         return result
-                    if type(other) in _VARIABLES:
+                    if type(other) in _READ:
                         other = operand
         except Exception as error:
             if not (absorbs(error) if handler is None else handler.fault(error)):
@@ -127,6 +138,44 @@ def _indexed(operator: Callable[..., Any]) -> Callable[..., Any]:
         return operator(self, index, *rest, **more)
 
     return indexed
+
+
+def _sliced(operator: Callable[..., Any]) -> Callable[..., Any]:
+    @passes
+    @functools.wraps(operator)
+    def sliced(self: Any, index: Any) -> Any:
+        handler, value, result = None, None, None
+        try:
+            handler = answering_handler()
+            if handler is not None and is_variable(self):
+                given = _slice(index)
+                value = None if given is None else value_of(self, handler)
+                if given is not None and value is not None:
+                    begin, end, strides, attrs = given
+                    bounds = handler.index((tuple(begin), tuple(end), tuple(strides)))
+                    result = handler.expected("StridedSlice", (value, *bounds, *attrs)) if bounds else None
+                    if result is not None:
+                        result.assign = _assignment(self, *given)
+        except Exception as error:
+            if not (absorbs(error) if handler is None else handler.fault(error)):
+                raise
+        if result is not None:
+            return result
+        return operator(self, index) if value is None else tf.__operators__.getitem(value, index, self)
+
+    return sliced
+
+
+def _assignment(
+    variable: Any, begin: list[int], end: list[int], strides: list[int], attrs: tuple[Any, ...]
+) -> Callable[..., Any]:
+    """Returns the method `assign` that TensorFlow gives to a slice of a variable."""
+
+    def assign(val: Any, name: Any = "strided_slice_assign") -> Any:
+        masks = dict(zip(attrs[::2], attrs[1::2], strict=True))
+        return variable._strided_slice_assign(begin=begin, end=end, strides=strides, value=val, name=name, **masks)
+
+    return assign
 
 
 def _slice(index: Any) -> tuple[list[int], list[int], list[int], tuple[Any, ...]] | None:
@@ -190,7 +239,7 @@ def _of_variable(slot: str, operator: Callable[..., Any]) -> Callable[[Any, Any]
     return answered
 
 
-def _compared(operator: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _compared(op: str, operator: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Returns `==` or `!=` that issues no operation where an operation is matched, by its attributes, too.
 
     The program may give a tensor or a variable as one (`tf.one_hot(x, 3, axis=tensor)`).
@@ -201,6 +250,18 @@ def _compared(operator: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def compared(self: Any, other: Any) -> Any:
         if sys._getframe(1).f_code.co_filename in _COMPARING:
             return NotImplemented
+        handler = None
+        try:
+            kind = type(other)
+            if type(self) in _TENSORS and (kind in _TENSORS or kind is int or kind is float):
+                handler = answering_handler()
+                if handler is not None:
+                    result = handler.expected(op, (self, other, "incompatible_shape_error", False))
+                    if result is not None:
+                        return result
+        except Exception as error:
+            if not (absorbs(error) if handler is None else handler.fault(error)):
+                raise
         return operator(self, other)
 
     return compared
@@ -208,7 +269,7 @@ def _compared(operator: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 _hooks = hooks.HookSet(
     __name__,
-    "operators of `ops._EagerTensorBase` and `ResourceVariable`, `__getitem__` of the former, `==` and `!=` of these "
+    "operators and `__getitem__` of `ops._EagerTensorBase` and `ResourceVariable`, `==` and `!=` of these "
     "and of Keras' variables",
     "a handler that knows the operation answers it before TensorFlow prepares it; matching an operation issues none",
     hooks.PROCESS,
@@ -226,12 +287,13 @@ def install() -> None:
     for slot in ("__matmul__", "__rmatmul__"):
         _hooks.add(base, slot, _multiplied(getattr(base, slot), slot.startswith("__r")))
     _hooks.hold_for_good()  # before those of variables, which build on them
+    _hooks.add(ResourceVariable, "__getitem__", _sliced(ResourceVariable.__getitem__))
     for slot in [name for target, name in _hooks.entries() if target is base and name != "__getitem__"]:
         _hooks.add(ResourceVariable, slot, _of_variable(slot, getattr(ResourceVariable, slot)))
     for kind in (base, ResourceVariable, keras.Variable):
-        for slot in ("__eq__", "__ne__"):
+        for slot, op in (("__eq__", "Equal"), ("__ne__", "NotEqual")):
             if hasattr(kind, slot):
-                _hooks.add(kind, slot, _compared(getattr(kind, slot)))
+                _hooks.add(kind, slot, _compared(op, getattr(kind, slot)))
 
 
 install()

@@ -191,6 +191,42 @@ def _tile(handler: Handler, input: Any = None, multiples: Any = None, name: Any 
     return handler.expected("Tile", (input, multiples))
 
 
+def _identity(handler: Handler, input: Any = None, name: Any = None) -> Any:
+    if not _is_tensor(input) or input.dtype in _OTHERS:
+        return None
+    return handler.expected("Identity", (input,))
+
+
+def _logical(op: str) -> Callable[..., Any]:
+    def logical(handler: Handler, x: Any = None, y: Any = None, name: Any = None) -> Any:
+        return handler.expected(op, (x, y)) if _is_tensor(x) and _is_tensor(y) else None
+
+    return logical
+
+
+def _l2_loss(handler: Handler, t: Any = None, name: Any = None) -> Any:
+    return handler.expected("L2Loss", (t,)) if _is_tensor(t) else None
+
+
+def _cumsum(
+    handler: Handler, x: Any = None, axis: Any = 0, exclusive: Any = False, reverse: Any = False, name: Any = None
+) -> Any:
+    if not _is_tensor(x) or type(axis) is not int or type(exclusive) is not bool or type(reverse) is not bool:
+        return None
+    return handler.expected("Cumsum", (x, axis, "exclusive", exclusive, "reverse", reverse))
+
+
+def _like(handler: Handler, input: Any = None, dtype: Any = None, name: Any = None, layout: Any = None) -> Any:
+    return None  # it fills a shape
+
+
+def _convolution(
+    handler: Handler, input: Any = None, filters: Any = None, strides: Any = None, padding: Any = None,
+    data_format: Any = "NHWC", dilations: Any = None, name: Any = None,
+) -> Any:  # fmt: skip
+    return None  # TensorFlow's Python looks at its strides
+
+
 def _stop_gradient(handler: Handler, input: Any = None, name: Any = None) -> Any:
     if not _is_tensor(input):
         return None
@@ -199,6 +235,17 @@ def _stop_gradient(handler: Handler, input: Any = None, name: Any = None) -> Any
 
 
 # By public names, the first being where `pickle` finds the function, as in `answers`.
+# Those that convert the variables they are given first, in order, each once.
+CONVERTING = frozenset(
+    {
+        ("abs", "math.abs"), ("add_n", "math.add_n"), ("argmax", "math.argmax"), ("cast", "dtypes.cast"),
+        ("concat",), ("cumsum", "math.cumsum"), ("divide", "math.divide"), ("equal", "math.equal"), ("expand_dims",),
+        ("identity",), ("nn.conv2d",), ("nn.l2_loss",), ("nn.leaky_relu",), ("nn.log_softmax", "math.log_softmax"),
+        ("nn.softmax", "math.softmax"), ("not_equal", "math.not_equal"), ("ones_like",), ("reshape",), ("squeeze",),
+        ("stop_gradient",), ("tile",), ("transpose",), ("where",), ("zeros_like",),
+        *((f"reduce_{what}", f"math.reduce_{what}") for what in ("all", "any", "max", "mean", "min", "prod", "sum")),
+    }
+)  # fmt: skip
 _UNARY: dict[tuple[str, ...], tuple[str, Callable[[Any], bool] | None]] = {
     ("exp", "math.exp"): ("Exp", None),
     ("floor", "math.floor"): ("Floor", None),
@@ -243,6 +290,14 @@ SINGLE: dict[tuple[str, ...], Callable[..., Any]] = {
     **{paths: _unary(op, paths[0], applies) for paths, (op, applies) in _UNARY.items()},
     **{paths: _binary(op, paths[0], converts) for paths, (op, converts) in _BINARY.items()},
     ("add_n", "math.add_n"): _add_n,
+    ("cumsum", "math.cumsum"): _cumsum,
+    ("identity",): _identity,
+    ("logical_and", "math.logical_and"): _logical("LogicalAnd"),
+    ("logical_or", "math.logical_or"): _logical("LogicalOr"),
+    ("nn.conv2d",): _convolution,
+    ("nn.l2_loss",): _l2_loss,
+    ("ones_like",): _like,
+    ("zeros_like",): _like,
     ("argmax", "math.argmax"): _argmax,
     ("concat",): _concat,
     ("divide", "math.divide"): _quotient,

@@ -22,7 +22,8 @@ from tracer import hooks
 from tracer.faults import absorbs, passes
 from tracer.handler import Handler
 from tracer.intercept import answering_handler
-from tracer.private import ResourceVariable, global_state, pywrap_tfe, variable_accessed
+from tracer.lazy import LazyTensor
+from tracer.private import EagerTensor, ResourceVariable, global_state, pywrap_tfe, variable_accessed
 
 _OTHERS = (tf.variant, tf.resource)  # dtypes whose spec needs more than dtype and shape
 
@@ -52,19 +53,60 @@ def plain_variable(value: Any) -> Any:
 
 def value_of(variable: Any, handler: Handler) -> Any:
     """Returns the value of a variable that satisfies `is_variable` if the handler expects its read next; else None."""
-    _tell(variable, handler)
+    tell(variable, handler)
     variable._variable_read = True
     return handler.expected("ReadVariableOp", (variable._handle, "dtype", variable._dtype))
 
 
+def with_values(values: Any, handler: Handler) -> tuple[Any, ...] | None:
+    """Returns arguments with the values of plain variables among them, as far as the handler expects their reads.
+
+    Returns None if it expects none. They are read in order; variables inside of lists and tuples are, too. Not beside
+    other arguments than tensors, numbers, lists of integers, and lists of one dtype, which TensorFlow may convert
+    otherwise then.
+    """
+    return _read(values, handler) if all(map(_is_simple, values)) else None
+
+
+_ITEMS = frozenset({LazyTensor, EagerTensor, ResourceVariable})
+_SIMPLE = _ITEMS | {keras.Variable, int, float, bool, str, type(None), tf.DType}
+
+
+def _is_simple(value: Any) -> bool:
+    kind = type(value)
+    if kind is not list and kind is not tuple:
+        return kind in _SIMPLE
+    kinds = {type(item) for item in value}
+    return kinds == {int} or (kinds <= _ITEMS and len({item.dtype for item in value}) == 1)
+
+
+def _read(values: Any, handler: Handler) -> tuple[Any, ...] | None:
+    found: list[Any] | None = None
+    for n, value in enumerate(values):
+        kind = type(value)
+        if kind is list or kind is tuple:
+            inner = _read(value, handler)
+            given = None if inner is None else list(inner)
+        elif kind is ResourceVariable or kind is keras.Variable:
+            variable = plain_variable(value)
+            given = None if variable is None else value_of(variable, handler)
+        else:
+            continue
+        if given is not None:
+            found = list(values) if found is None else found
+            found[n] = given
+    return None if found is None else tuple(found)
+
+
 def rows_of(variable: Any, indices: Any, handler: Handler) -> Any:
     """Returns the rows of such a variable at `indices` if the handler expects that gather next; else None."""
-    _tell(variable, handler)
+    tell(variable, handler)
     attrs = "batch_dims", 0, "validate_indices", True, "dtype", variable._dtype
     return handler.expected("ResourceGather", (variable._handle, indices, *attrs))
 
 
-def _tell(variable: Any, handler: Handler) -> None:
+def tell(variable: Any, handler: Handler) -> None:
+    """Notifies tapes and watchers that a variable is accessed, as `variable_accessed` does."""
     if not handler.open:
         variable_accessed(variable)  # on replicas, tapes are notified of the container: 3 us
     elif variable._trainable:

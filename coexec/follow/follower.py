@@ -100,7 +100,7 @@ class Follower(CallState):
             if step.plain:
                 if not cursor.is_next(step, op, args):
                     return None
-            elif not step.single or step.host or step.risky is not False or not cursor.match(step, op, args, None):
+            elif not self._takes(step, op, args):
                 return None
             lazy: LazyTensor = _new(LazyTensor)  # `new_lazy`, without the call
             out = step.outputs[0]
@@ -118,6 +118,21 @@ class Follower(CallState):
                     self._retract(before, op)
                     raise
             return lazy
+
+    def _takes(self, step: Step, op: str, args: tuple[Any, ...]) -> bool:
+        """Returns whether an operation with one output is this step, and notes with which attributes tapes record it.
+
+        TensorFlow issues it by name for inputs that its C++ code does not take, such as NumPy's scalars. What else it
+        names then are dtypes, if only inputs are given here; they follow from these.
+        """
+        if step.host or step.risky is not False:
+            return False
+        if step.fast:
+            return step.single and self.cursor.match(step, op, args, None)
+        if len(args) != step.arity or len(step.outputs) != 1 or not self.cursor.match(step, op, args, step.attrs):
+            return False
+        step.tape = step.tape or step.attrs
+        return True
 
     def fast(self, op: str, name: Any, args: tuple[Any, ...]) -> Any:
         """Handles an operation issued by a generated wrapper."""

@@ -475,3 +475,27 @@ def test_large_arrays(kind, use):
         return step
 
     assert run_both(make, [(n,) for n in range(9)], jit_compile=False).stats().followed >= 6
+
+
+NUMPYS = [np.float64(0.3), np.sqrt(2.0), np.int64(3), np.float16(0.5), np.float32(0.3)]
+
+
+@pytest.mark.parametrize("number", NUMPYS, ids=repr)
+def test_a_number_of_numpy_is_one_path(number):
+    """What C++ converts to the dtype of the other operand is the same constant each time: one launch, no cut."""
+
+    def make(decorate):
+        v = tf.Variable([1.0, 2.0])
+
+        @decorate
+        def step(x):
+            before = tf.tanh(x)
+            return before * number - v * number, before**number, tf.identity(before)
+
+        return step
+
+    with testing.always_follow(), testing.compile_everything():
+        step = run_both(make, [(tf.constant([float(n), 2.0]),) for n in range(8)])
+    assert (step.stats().recorded, step.stats().diverged) == (1, 0)
+    assert step.stats().launches <= 8
+    assert "ever other ways" not in str(step.explain())

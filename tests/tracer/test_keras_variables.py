@@ -51,6 +51,7 @@ LEFT = {
     "a double": lambda x: V * tf.cast(x, tf.float64),
     "an array": lambda x: V * np.array([1.0, 2.0], np.float32) + x,
     "NumPy's number": lambda x: V * np.float64(2.0) + x,
+    "a write of a number": lambda x: W.assign(1.0) + x,
     "a truth": lambda x: V * True + x,
     "another shape": lambda x: V + tf.ones([3]) + x,
     "in words": lambda x: V * "2",
@@ -149,6 +150,50 @@ def test_writes_of_tensorflow():
     step = run_both(make, [(X,), (X * 0.5,), (X + 1.0,), (X,), (-X,)])
     assert (step.stats().followed, step.stats().diverged) == (4, 0)
     assert not python_of(lambda: step(X))
+
+
+def test_numbers_and_arrays_are_written():
+    """Counters, schedules and rows come as Python's numbers and NumPy's arrays, the same or others in each call."""
+
+    def make(decorate):
+        count, rate = tf.Variable(0, dtype=tf.int64), tf.Variable(0.5)
+        kept, seen = keras.Variable([0.0, 0.0]), keras.Variable(0.0)
+
+        @decorate
+        def step(x, number):
+            count.assign_add(1)
+            rate.assign(0.25)
+            rate.assign_sub(np.float32(number))
+            kept.assign(np.array([number, 1.0], np.float32))
+            given = seen.assign(number)
+            more = count.assign(count.value() + 1).value()
+            return x * rate, count + 0, kept + 0.0, isinstance(given, tf.Tensor), given + 0.0, more
+
+        return step
+
+    step = run_both(make, [(X, 0.5), (X, 0.5), (X, 0.25), (X, 0.125), (X, 0.75), (X, 0.75)])
+    assert (step.stats().recorded, step.stats().diverged) == (1, 0)
+    assert not python_of(lambda: step(X, 0.5))
+
+
+def test_what_a_write_returns():
+    """It has the attributes of what TensorFlow returns, in the same order, and keeps no other variable alive."""
+    v = tf.Variable([1.0, 2.0], name="named")
+
+    @coexec.function
+    def step(x):
+        return v.assign(x), v.assign_add(x)
+
+    for _ in range(4):
+        found = step(tf.constant([3.0, 4.0]))
+    expected = v.assign([6.0, 8.0])
+    for one in found:
+        assert type(one) is type(expected)
+        assert list(vars(one)) == list(vars(expected))
+        assert all(value is vars(expected)[name] or value == vars(expected)[name] for name, value in vars(one).items())
+        assert one.numpy().tolist() == [6.0, 8.0]
+        assert (one.shape, one.dtype, one.name, one.trainable) == (v.shape, v.dtype, "UnreadVariable", True)
+    assert step.stats().followed == 3
 
 
 @pytest.mark.parametrize("watching", [True, False])

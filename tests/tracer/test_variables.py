@@ -3,6 +3,7 @@
 import operator
 import sys
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -19,6 +20,9 @@ WHOLE = tf.Variable([[1, 2], [3, 4]])
 DOUBLE = tf.Variable([[1.0, 2.0], [3.0, 4.0]], dtype=tf.float64)
 NUMBERS = tf.constant([1, 0, 1])
 FIXED = tf.Variable([[0.5, 1.5], [2.5, 3.5]], trainable=False)
+
+KERNEL = tf.Variable(tf.reshape(tf.range(4.0), (2, 2, 1, 1)))
+ARRAY = np.array([[0.5, 2.0], [-1.0, 4.0]], np.float32)
 
 ARITHMETIC = [operator.add, operator.sub, operator.mul, operator.truediv]
 COMPARED = [operator.lt, operator.le, operator.gt, operator.ge]
@@ -62,7 +66,41 @@ ANSWERED = {
     "embedded": lambda x: tf.nn.embedding_lookup(V, NUMBERS) * 1.0 + x[0],
     "embedded in a tensor": lambda x: tf.nn.embedding_lookup(x, NUMBERS, name="named"),
     "a value": lambda x: V.value() + x,
-}
+    "a row": lambda x: V[0] + x,
+    "a window": lambda x: V[:, 1:] + x,
+    "another axis": lambda x: V[None] + x,
+    "a number in it": lambda x: V[0, -1] * x,
+    "reshaped": lambda x: tf.reshape(V, [-1]) * x[0, 0],
+    "transposed": lambda x: tf.transpose(V) + x,
+    "tiled": lambda x: tf.tile(V, [2, 1]) * x[0, 0],
+    "concatenated": lambda x: tf.concat([x, V], axis=0),
+    "added up": lambda x: tf.add_n([V, x, FIXED]),
+    "cast": lambda x: tf.cast(WHOLE, tf.float32) + x,
+    "cast to itself": lambda x: tf.cast(V, tf.float32) + x,
+    "summed": lambda x: tf.reduce_sum(V) + x,
+    "summed by name": lambda x: tf.reduce_sum(input_tensor=V, axis=1) + x,
+    "absolute": lambda x: tf.abs(V) + x,
+    "the largest": lambda x: tf.cast(tf.argmax(V, 1), tf.float32) + x,
+    "a choice": lambda x: tf.where(x > 0.0, V, FIXED),
+    "normalised": lambda x: tf.nn.softmax(V) + x,
+    "a norm": lambda x: tf.nn.l2_loss(V) + x,
+    "cumulative": lambda x: tf.cumsum(V, 1, reverse=True) + x,
+    "a copy": lambda x: tf.identity(V) + x,
+    "no gradient": lambda x: tf.stop_gradient(V) + x,
+    "one more axis": lambda x: tf.expand_dims(V, 0) + x,
+    "divided": lambda x: tf.divide(V, 2.0) + x,
+    "equal": lambda x: tf.where(tf.equal(V, 0.0), x, V),
+    "equal tensors": lambda x: tf.where(x == X, x, V.value()),
+    "unequal to a number": lambda x: tf.where(x != -2.0, x, 0.0),
+    "both truths": lambda x: tf.cast(tf.logical_and(x > 0.0, x < 2.0), tf.float32),
+    **{f"{op.__name__} of NumPy's number": (lambda x, op=op: op(x, np.float32(0.3))) for op in ARITHMETIC + COMPARED},
+    **{f"{op.__name__} to NumPy's number": (lambda x, op=op: op(np.float32(0.3), x)) for op in ARITHMETIC},
+    **{f"{op.__name__} of NumPy's double": (lambda x, op=op: op(V, np.float64(0.3)) + x) for op in ARITHMETIC},
+    **{f"{op.__name__} of NumPy's array": (lambda x, op=op: op(x, ARRAY)) for op in ARITHMETIC},
+    **{f"{op.__name__} to NumPy's array": (lambda x, op=op: op(ARRAY, V) + x) for op in ARITHMETIC},
+    "NumPy's whole number": lambda x: (x + np.int64(3)) * np.int32(2),
+    "a maximum of NumPy's": lambda x: tf.maximum(x, np.float32(0.3)),
+}  # fmt: skip
 
 # These are left to TensorFlow, with whatever comes of it.
 LEFT = {
@@ -100,6 +138,22 @@ LEFT = {
     "a truth": lambda x: (x > 0.0) & True,
     "nothing": lambda x: x @ None,
     "in words": lambda x: x * "2",
+    "an array of another dtype": lambda x: x + np.ones((2, 2)),
+    "an array of another shape": lambda x: x + np.ones(3, np.float32),
+    "NumPy's infinity": lambda x: x * np.float32("inf") + np.float64("nan"),
+    "NumPy's large number": lambda x: x + np.float64(1e300),
+    "NumPy's large whole number": lambda x: x * np.int64(1 << 40),
+    "NumPy's number to wholes": lambda x: WHOLE * np.float32(2.0),
+    "NumPy's truth": lambda x: x * np.bool_(True),
+    "a row that is a tensor": lambda x: V[tf.constant(1)] + x,
+    "rows by a list": lambda x: V[[0, 1]] + x,
+    "a row that is not there": lambda x: V[5] + x,
+    "rows by truths": lambda x: V[tf.constant([True, False])] + x,
+    "stacked": lambda x: tf.stack([V, x]),
+    "zeros": lambda x: tf.zeros_like(V) + tf.ones_like(WHOLE, tf.float32) + x,
+    "a convolution": lambda x: tf.nn.conv2d(x[None, ..., None], KERNEL, 1, "SAME"),
+    "a shape that does not fit": lambda x: tf.reshape(V, [3, 3]) + x[0, 0],
+    "concatenated dtypes": lambda x: tf.concat([x, WHOLE], 0),
 }
 
 
@@ -125,8 +179,11 @@ def repeated(function):
 
 
 PYTHON = {
-    "_read_variable_op", "bias_add", "binary_op_wrapper", "embedding_lookup", "gather", "gather_v2", "greater",
-    "greater_equal", "less", "less_equal", "matmul", "r_binary_op_wrapper", "value", "where_v2",
+    "_read_variable_op", "_slice_helper", "abs", "add_n", "argmax_v2", "bias_add", "binary_op_wrapper", "cast",
+    "concat", "cumsum", "divide", "embedding_lookup", "equal", "expand_dims_v2", "gather", "gather_v2", "greater",
+    "greater_equal", "identity", "l2_loss", "less", "less_equal", "logical_and", "matmul", "maximum",
+    "r_binary_op_wrapper", "reduce_sum", "reshape", "softmax_v2", "stop_gradient", "tensor_equals",
+    "tensor_not_equals", "tile", "transpose_v2", "value", "where_v2",
 }  # fmt: skip
 
 
@@ -202,6 +259,55 @@ def test_gradients(persistent, watching):
             return loss, tape.gradient(loss, [kernel, bias, fixed, other]), len(names)
 
         return step
+
+    step = run_both(make, [(X,), (X * 0.5,), (X + 1.0,), (X,), (-X,)])
+    assert (step.stats().followed, step.stats().diverged) == (4, 0)
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_gradients_of_what_functions_are_given(persistent):
+    """Tapes watch variables that functions convert, slices of them, and what NumPy's numbers and arrays work on."""
+
+    def make(decorate):
+        v = tf.Variable(X)
+
+        @decorate
+        def step(x):
+            with tf.GradientTape(persistent=persistent) as tape:
+                tape.watch(x)
+                y = tf.transpose(v) * np.float32(0.3) + v[None, 0] + tf.reshape(v, [2, 2]) * ARRAY
+                z = tf.reduce_sum(v) / np.float64(3.0) + tf.nn.l2_loss(v) - tf.reduce_sum(np.float32(2.0) * y * x)
+                watched = [variable is v for variable in tape.watched_variables()]
+            return tape.gradient(z, [v, x]), watched
+
+        return step
+
+    step = run_both(make, [(X,), (X * 0.5,), (X + 1.0,), (X,), (-X,)])
+    assert (step.stats().recorded, step.stats().followed, step.stats().diverged) == (1, 4, 0)
+
+
+def test_a_slice_of_a_variable_is_assigned():
+    """What `v[...]` returns has its method `assign`, in the call and behind it."""
+
+    def make(decorate):
+        v = tf.Variable(X)
+        kept = []
+
+        @decorate
+        def step(x):
+            row = v[0, 1:]
+            row.assign(x[0, :1])
+            v[1].assign(x[1], name="named")
+            kept.append(v[:, 0])
+            return row, v + 0.0
+
+        def outside(x):
+            if kept:
+                kept[-1].assign([7.0, 8.0])
+            return step(x), v.numpy()
+
+        outside.stats = getattr(step, "stats", None)
+        return outside
 
     step = run_both(make, [(X,), (X * 0.5,), (X + 1.0,), (X,), (-X,)])
     assert (step.stats().followed, step.stats().diverged) == (4, 0)
