@@ -116,6 +116,9 @@ class Tuning:
     size_soon: int = 1
     # First calls of a combination, which are an investment and do not count for or against following.
     size_invested: int = 2
+    # New combinations in a row in which nothing was to be learnt, after which all are followed: what differs in size is
+    # not what operations are given, such as a list that a loop goes through.
+    sizes_of_no_matter: int = 3
     max_sizes: int = 4096  # combinations
     # Of a segment on a path for any size: visits at the same sizes after which XLA may compile for these, and for how
     # many combinations of sizes.

@@ -445,6 +445,7 @@ class Controller:
             "diverged" if recorder is not None else "followed", ops_followed=followed, regions=following.regions
         )
         self.last_events = followed
+        self.sizes.followed(recorder is not None or bool(cursor.adopted))
         if recorder is None and followed == following.ops_skipped:
             self.whole = following.regions, followed
         if recorder is not None:

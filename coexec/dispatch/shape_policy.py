@@ -36,6 +36,8 @@ class ShapePolicy:
         self._first = int(is_method)
         self._seen: dict[Any, int] = {}
         self._soon = 0  # how many are followed though not seen often
+        self._is_new = False  # whether the call under way has a combination that has not been seen
+        self._alike = 0  # calls with such combinations in a row that were followed, and in which nothing was new
 
     def judge(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], affords: Callable[[], bool], room: bool = True
@@ -48,6 +50,7 @@ class ShapePolicy:
             args = args[1:]
         seen, key = self._seen, _shapes((args, kwargs) if kwargs else args, tuning.size_depth)
         times = seen.get(key)
+        self._is_new = times is None
         if times is None:
             times = 0
             # The very first is like any call of a new function.
@@ -63,6 +66,8 @@ class ShapePolicy:
             elif self._soon < tuning.sizes_followed:
                 times = tuning.size_often
                 self._soon += 1
+        if self._alike >= tuning.sizes_of_no_matter:
+            times = tuning.size_often + tuning.size_invested
         if times == tuning.size_often and not room:
             return Verdict.PLAIN
         if times <= tuning.size_often + tuning.size_invested:
@@ -70,6 +75,13 @@ class ShapePolicy:
         if times < tuning.size_often:
             return Verdict.PLAIN
         return Verdict.INVEST if times < tuning.size_often + tuning.size_invested else Verdict.FOLLOW
+
+
+    def followed(self, learnt: bool) -> None:
+        """Notes whether there was something to learn in a followed call."""
+        if self._is_new:
+            self._is_new = False
+            self._alike = 0 if learnt else self._alike + 1
 
 
 def _shapes(value: Any, depth: int) -> Any:

@@ -292,13 +292,13 @@ def _sees_inputs(model: Any) -> bool:
 def _as_inputs(value: Any, inputs: Any) -> Any:
     """Returns a functional model's inputs with arrays as tensors of the dtypes that the model gives them.
 
-    Only what the model takes as it is: it would name the array in its error, or reshape it.
+    Only what the model takes as it is: it would name the array in its error, reshape it, or warn of an array in place
+    of a list.
     """
     kind = type(value)
     if kind is np.ndarray:
         if isinstance(inputs, (list, tuple, dict)):
-            known = [*inputs.values()] if isinstance(inputs, dict) else inputs
-            return _as_inputs(value, known[0]) if len(known) == 1 else value
+            return value
         if len(value.shape) != len(inputs.shape) or not all(
             n in (None, m) for n, m in zip(inputs.shape, value.shape, strict=True)
         ):

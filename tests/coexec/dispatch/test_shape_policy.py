@@ -83,6 +83,38 @@ def test_one_that_comes_again_is_followed_where_that_can_be_afforded():
     assert [known.judge((tf.ones(100),), {}, lambda: True) for _ in range(4)] == [Verdict.PLAIN] + 3 * [Verdict.FOLLOW]
 
 
+def test_lists_that_no_operation_is_given():
+    """What a step reads by index is no size: each of a hundred lengths is followed, and there is one graph."""
+    weight = tf.Variable(0.5 * tf.ones((4, 4)))
+    seen = []
+
+    @coexec.function
+    def step(x, boxes):
+        seen.append(len(boxes) + sum(map(len, boxes)))
+        weight.assign_sub(0.01 * tf.matmul(x, tf.tanh(x @ weight), transpose_a=True))
+        return tf.reduce_sum(weight)
+
+    lengths = [[[0.5] * (n % 7), [1.0] * (n % 5)] for n in range(60)]
+    for n, boxes in enumerate(lengths):
+        step(tf.ones((4, 4)) * n, boxes)
+    assert seen == [2 + len(first) + len(second) for first, second in lengths]
+    assert "ever other sizes" not in str(step.explain())
+    assert step.stats().compiles <= 1
+
+
+def test_sizes_matter_again_once_they_do(tune):
+    """Sizes of which three in a row taught nothing are followed at once, until one does."""
+    tune(sizes_at_once=5, sizes_followed=0)
+    known = ShapePolicy()
+    for n in range(5):
+        assert known.judge(([0] * n,), {}, lambda: False)
+        known.followed(n < 2)
+    for n in range(5, 9):
+        assert known.judge(([0] * n,), {}, lambda: False)
+        known.followed(n == 8)
+    assert not known.judge(([0] * 9,), {}, lambda: False)
+
+
 def test_the_first_calls_of_a_new_size_are_an_investment():
     """They are not held against following, but for those of the very first size."""
     known = ShapePolicy()

@@ -1,5 +1,7 @@
 """Layers, losses and metrics that are given arrays: memoized, with the tensors that Keras would make of them."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -139,6 +141,31 @@ def test_arrays_beside_tensors():
         return step
 
     check(make, skipped=0)
+
+
+def test_keras_warns_of_an_array_in_place_of_a_list():
+    """As in each eager call; a tensor in its place is taken without a word."""
+
+    def make(decorate):
+        keras.utils.set_random_seed(1)
+        whole = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, name="inner"), keras.layers.Dense(1)])
+        inner = keras.Model(whole.inputs, whole.get_layer("inner").output)
+        step = decorate(lambda x: inner(x) * 2.0)
+
+        def counted(x):
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                result = step(x)
+            return result, sum("structure of `inputs`" in str(w.message) for w in found)
+
+        counted.stats = getattr(step, "stats", None)
+        return counted
+
+    arrays = [(np.full((2, 3), n, np.float32),) for n in range(8)]
+    step = run_both(make, arrays)
+    assert step.stats().followed >= 6
+    step = run_both(make, [(tf.constant(array),) for (array,) in arrays])
+    assert step.stats().regions > 0
 
 
 @pytest.mark.parametrize("extra", [False, True])
