@@ -301,14 +301,20 @@ def _record_after(op: str, args: tuple[Any, ...], result: Any) -> None:
 
 def record_fast(op: str, args: tuple[Any, ...], outputs: list[Any]) -> None:
     """Records an operation, given in fast-path order, on the active tapes and accumulators."""
+    inputs = as_tensors(op, args)
+    record_on_tapes(op, args[len(inputs) :], inputs, outputs)
+
+
+def as_tensors(op: str, args: tuple[Any, ...], kinds: type = object) -> list[Any]:
+    """Returns the inputs of an operation, given in fast-path order, with tensors for values of these `kinds`."""
     signature = signature_of(op)
     assert signature is not None
-    count = len(signature.inputs)
-    tensors: list[Any] = []
-    for i, (value, is_list) in enumerate(zip(args[:count], signature.lists, strict=True)):
-        items = [_tensor(v, signature, i, args) for v in (value if is_list else (value,))]
-        tensors.append(items if is_list else items[0])
-    record_on_tapes(op, args[count:], tensors, outputs)
+
+    def converted(i: int, value: Any) -> Any:
+        return _tensor(value, signature, i, args) if isinstance(value, kinds) else value
+
+    inputs = enumerate(zip(args, signature.lists, strict=False))  # attributes follow
+    return [[converted(i, v) for v in value] if is_list else converted(i, value) for i, (value, is_list) in inputs]
 
 
 def _tensor(value: Any, signature: Signature, i: int, args: tuple[Any, ...]) -> Any:

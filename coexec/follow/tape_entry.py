@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from coexec.follow.tensor_names import TensorNames
 from tracer.graph import CONST, LIST, Step
 from tracer.inputs import python_spec
-from tracer.intercept import flat_outputs, record_fast, record_gradient
+from tracer.intercept import as_tensors, flat_outputs, record_fast, record_gradient
 from tracer.lazy import LazyTensor
 from tracer.op import complete_attrs, freeze, signature_of
 from tracer.private import EagerTensor, ops
@@ -161,13 +163,17 @@ class NamedEntry(TapeEntry):
 
 
 class FastEntry(NamedEntry):
-    """The entry of an operation that a wrapper ran on its own: inputs may be Python values and lists."""
+    """The entry of an operation that a wrapper ran on its own: inputs may be Python values and lists.
+
+    Arrays are converted at once: the program may change them, and a gradient's key holds no values of tensors.
+    """
 
     __slots__ = ("args",)
 
     def __init__(self, op: str, args: tuple[Any, ...], result: Any, tapes: tuple[int, ...]) -> None:
-        self.args = tuple([list(value) if isinstance(value, list) else value for value in args])
-        inputs = [v for value in args for v in (value if isinstance(value, (list, tuple)) else (value,))]
+        taken = as_tensors(op, args, np.ndarray)
+        self.args = (*taken, *args[len(taken) :])
+        inputs = [v for value in self.args for v in (value if isinstance(value, (list, tuple)) else (value,))]
         super().__init__(op, [v for v in inputs if isinstance(v, EagerTensor)], (), result, tapes)
 
     def identity(self, names: TensorNames) -> Any:

@@ -95,6 +95,26 @@ def test_a_gradient_beside_an_operation_on_its_own_is_a_region():
     assert fn.stats().regions >= 8, fn.explain()
 
 
+def test_a_gradient_beside_an_operation_on_its_own_that_is_given_arrays():
+    """Other places in each call are no other gradient."""
+
+    def make(decorate):
+        weight = tf.Variable([[1.0], [2.0], [3.0]])
+
+        @decorate
+        def step(x, given):
+            with tf.GradientTape() as tape:
+                sums = tf.math.segment_sum(x[:4] @ weight, np.array(given, np.int32))
+                loss = tf.reduce_sum(sums**2)
+            return sums, tape.gradient(loss, weight)
+
+        return step
+
+    given = [[0, 0, 1, 1], [0, 1, 2, 2], [0, 1, 1, 2], [0, 0, 0, 1]]
+    fn = run_both(make, [(X * (n + 1.0), given[n * n % 4]) for n in range(16)])
+    assert fn.stats().regions >= 8, fn.explain()
+
+
 def test_what_an_operation_on_its_own_gives_decides_the_gradient():
     """The same operations in the same order: only which result went where differs from call to call."""
 
