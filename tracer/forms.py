@@ -225,15 +225,16 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
 
 
 def _own(arguments: ast.arguments, nodes: list[ast.AST]) -> set[str]:
-    """Returns the local names that hold no container other than those made in the function."""
-    made: set[str] = set()
-    bound = {node.arg for node in (*ast.walk(arguments), *nodes) if isinstance(node, ast.arg)}
+    """Returns the local names that hold no container other than those made in the function, or for it: `**kwargs`."""
+    kwarg = arguments.kwarg
+    made: set[str] = set() if kwarg is None else {kwarg.arg}
+    bound = {node.arg for node in (*ast.walk(arguments), *nodes) if isinstance(node, ast.arg) and node is not kwarg}
     bound.update(node.asname or node.name for node in nodes if isinstance(node, ast.alias))
     bound.update(node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ExceptHandler)) and node.name)
     displays: set[int] = set()
     for node in nodes:
-        if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(
-            node.value, (ast.List, ast.Dict, ast.ListComp, ast.DictComp)
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and (
+            isinstance(node.value, _DISPLAYS) or _is_new(node.value, kwarg)
         ):
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                 if isinstance(target, ast.Name):
@@ -243,6 +244,18 @@ def _own(arguments: ast.arguments, nodes: list[ast.AST]) -> set[str]:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and id(node) not in displays:
             bound.add(node.id)
     return made - bound
+
+
+_DISPLAYS = (ast.List, ast.Dict, ast.ListComp, ast.DictComp)
+
+
+def _is_new(node: ast.expr | None, kwarg: ast.arg | None) -> bool:
+    """Returns whether this is `[...] * n` or `kwargs.copy()`."""
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.Mult) and isinstance(node.left, _DISPLAYS)
+    if kwarg is None or not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    return node.func.attr == "copy" and isinstance(node.func.value, ast.Name) and node.func.value.id == kwarg.arg
 
 
 def _is_own(node: ast.expr, own: set[str]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 import types
 from collections.abc import Callable, Container
 from typing import Any
@@ -37,13 +38,26 @@ _OTHERWISE = frozenset({"recompute_grad", "custom_gradient", "gradients", "py_fu
 _BACKEND = frozenset(
     """
     abs all any arange argmax argmin batch_dot batch_flatten bias_add binary_crossentropy cast categorical_crossentropy
-    clip concatenate constant cos cumprod cumsum dot dtype elu equal exp expand_dims eye flatten gather greater
-    greater_equal hard_sigmoid int_shape is_sparse l2_normalize less less_equal log logsumexp max maximum mean min
-    minimum ndim normalize_batch_in_training not_equal one_hot ones_like permute_dimensions pow prod relu repeat
-    repeat_elements reshape reverse round shape sigmoid sign sin softmax softplus softsign
-    sparse_categorical_crossentropy sqrt square squeeze stack std stop_gradient sum tanh tile transpose var zeros_like
+    clip concatenate constant conv1d conv2d conv2d_transpose conv3d cos cumprod cumsum depthwise_conv2d dot dtype elu
+    equal exp expand_dims eye flatten gather greater greater_equal hard_sigmoid int_shape is_sparse l2_normalize less
+    less_equal log logsumexp max maximum mean min minimum ndim normalize_batch_in_training not_equal one_hot ones_like
+    permute_dimensions pool2d pool3d pow prod relu repeat repeat_elements reshape resize_images reverse round
+    separable_conv2d shape sigmoid sign sin softmax softplus softsign sparse_categorical_crossentropy
+    spatial_2d_padding sqrt square squeeze stack std stop_gradient sum tanh temporal_padding tile transpose var
+    zeros_like
     """.split()  # noqa: SIM905
 )
+
+# Functions beside others that do more, by module. What they look at is part of a call's key: settings of Keras and
+# Keras 2, and what Keras notes on tensors (`guards/call_key`).
+_AMONG_OTHERS = {
+    "keras.src.backend.common.masking": ("get_keras_mask",),
+    "keras.src.backend.config": ("epsilon", "floatx", "image_data_format"),
+    "tensorflow.python.eager.context": ("executing_eagerly",),
+    "tf_keras.src.backend_config": ("epsilon", "floatx", "image_data_format"),
+}
+# Wrappers that TensorFlow generates: each issues one operation, which is followed.
+_GENERATED = re.compile(r"tensorflow\.(python|compiler)\.[\w.]+\.gen_\w+_ops")
 
 # Types whose methods only compute, or mutate only the object, which `forms` has checked.
 _PLAIN = (list, tuple, dict, str, bytes, int, float, complex, range, EagerTensor, LazyTensor)
@@ -62,6 +76,8 @@ def allowed(function: Any) -> bool:
     name = getattr(behind, "__module__", None) or ""
     if name == "tf_keras.src.backend":
         return behind.__name__ in _BACKEND
+    if behind.__name__ in _AMONG_OTHERS.get(name, ()) or _GENERATED.fullmatch(name):
+        return True
     return name.startswith(_MODULES) and behind.__name__ not in _OTHERWISE
 
 
@@ -165,6 +181,8 @@ class PurityProof:
         self._noted.add(id(function))
         state_guards = self.state_guards
         state_guards.ask(forms.attributes, forms.optional)
+        if any(chain[-1] == "get_keras_mask" for chain in forms.chains):
+            state_guards.ask({"_keras_mask"})  # of a tensor that is kept somewhere
         state_guards.add_function(function)
         for chain in sorted(forms.chains):
             state_guards.add_chain(function, chain, chain in forms.called, chain in forms.classes)
@@ -202,6 +220,7 @@ class PurityProof:
         try:
             self._look_at_all()
             self.state_guards.refuse_code_of_libraries(ran)
+            self.state_guards.refuse_calls(ran)
             return self.state_guards, *self.state_guards.finish()
         except Refused:
             raise

@@ -11,6 +11,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import enum
+import inspect
 import logging
 import sys
 import types
@@ -54,6 +55,7 @@ class StateGuards:
     def __init__(self, allowed: Callable[[Any], bool]) -> None:
         self.functions: dict[int, dict[int, Any]] = {}  # the program's, by id of their code and their own id
         self._allowed = allowed  # whether other functions may be called
+        self._unwanted: dict[int, str] = {}  # other functions, by id of their code: they must not have been called
         self._writer = CheckWriter(failure="False", M=_MISSING, same=same)
         self._names: dict[int, str] = {}  # of objects and containers, by id
         self._kept: list[Any] = []  # keeps objects alive until `finish`
@@ -147,8 +149,27 @@ class StateGuards:
         asks = (value is getattr or value is hasattr) and chain in _ASKING  # for literal names
         if asks or (called and builtin) or (kind and isinstance(value, type) and _is_told_by_type(value)):
             self._line(f"{place} is {self._writer.constant(value)}")
+        elif called and type(value) is types.FunctionType and not self._is_known(value):
+            self._line(f"{place} is {self._writer.constant(value)}")
+            for code in {value.__code__, inspect.unwrap(value).__code__}:
+                self._unwanted[id(code)] = f"{value.__module__}.{value.__qualname__}"
         else:
             self._check(place, value)
+
+    def _is_known(self, function: Any) -> bool:
+        """Returns whether this is a function of the program's, whose calls are proven, or one that may be called."""
+        own = behind(function)
+        return own is not function or is_programs(own.__code__, own.__globals__) or self._allowed(function)
+
+    def refuse_calls(self, ran: Container[int]) -> None:
+        """Raises `Refused` if a function was called of which is not known what it does: a logger's, for example.
+
+        A function of the program's may call it on another path, which what is guarded says that it does not take.
+        `ran`: ids of code.
+        """
+        for code, name in self._unwanted.items():
+            if code in ran:
+                raise Refused(f"it calls {name}")
 
     def ask(self, names: Any, optional: Any = ()) -> None:
         """Adds names of attributes that the code reads, and of those that may be missing."""

@@ -27,6 +27,16 @@ def computes(self, x, *rest):
     return found, taken, sum(p for p in parts)
 
 
+def takes(self, x, **options):
+    """What it is given by name is in a dict of its own, as is a copy of that; a list times a number is a new one."""
+    rest = options.copy()
+    rest.pop("first", None)
+    options.setdefault("second", x)
+    found = [()] * len(rest)
+    found[0] = x
+    return found
+
+
 def of(function):
     return forms_of(function.__code__, function.__globals__)
 
@@ -38,6 +48,29 @@ def test_what_it_looks_at_is_named():
     assert {chain[0] for chain in forms.chains} == {"math", "enumerate", "sum", "ValueError"}
     assert forms.attributes >= {"pow", "append", "rate", "units"}
     assert forms.codes[0] is computes.__code__
+
+
+def test_dicts_of_keywords_are_its_own():
+    assert of(takes).attributes >= {"copy", "pop", "setdefault"}
+
+
+def copied(x, own):
+    mine = own.copy()
+    mine.pop(x)
+
+
+def keywords_rebound(x, own, **options):
+    options = own
+    options.pop(x)
+
+
+def keywords_of_another(x, own, **options):
+    return [lambda options: options.pop(x) for _ in own]
+
+
+def times(x, own):
+    mine = own * 2
+    mine[0] = x
 
 
 def taken_over(x, own):
@@ -124,7 +157,8 @@ def matches(x, own):
 
 @pytest.mark.parametrize(
     "function",
-    [taken_over, stored, rebound, of_another, attribute, of_a_global, deleted, iterated, bound_by_a_comprehension,
+    [copied, keywords_rebound, keywords_of_another, times,
+     taken_over, stored, rebound, of_another, attribute, of_a_global, deleted, iterated, bound_by_a_comprehension,
      bound_by_a_loop, walrus, yields, within, imports, inner, sets, matches],
 )  # fmt: skip
 def test_what_may_do_more_is_refused(function):

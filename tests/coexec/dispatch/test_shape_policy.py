@@ -99,7 +99,7 @@ def test_lists_that_no_operation_is_given():
         step(tf.ones((4, 4)) * n, boxes)
     assert seen == [2 + len(first) + len(second) for first, second in lengths]
     assert "ever other sizes" not in str(step.explain())
-    assert step.stats().compiles <= 1
+    assert step.stats().compiles <= 2  # a graph, and XLA
 
 
 def test_sizes_matter_again_once_they_do(tune):

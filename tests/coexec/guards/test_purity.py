@@ -1,6 +1,7 @@
 """Code of the program's that only computes, followed as one: what is proven, what is noticed. Eager is the oracle."""
 
 import functools
+import logging
 import random
 import sys
 import time
@@ -8,6 +9,7 @@ import types
 import warnings
 from typing import ClassVar
 
+import absl.logging
 import keras
 import numpy as np
 import pytest
@@ -858,6 +860,92 @@ def test_what_may_do_more_runs_on_every_call(work, inner, capsys):
     if work not in (reads, asks):  # a value is read, and the segment ends
         assert causes, step.explain()
     assert not any("looked up again" in text for text in causes), causes
+
+
+class Records(logging.Handler):
+    """Counts what is logged."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def emit(self, record):
+        self.found.append(record.getMessage())
+
+
+def may_log(x, this):
+    if x.shape[-1] > this.limit:
+        logging.warning("wide")
+    return tf.tanh(x) * 2.0
+
+
+def may_log_by_abseil(x, this):
+    if x.shape[-1] > this.limit:
+        absl.logging.warning("wide")
+    return tf.tanh(x) * 2.0
+
+
+@pytest.mark.parametrize("work", [may_log, may_log_by_abseil])
+@pytest.mark.parametrize("from_then_on", [False, True])
+def test_what_is_called_on_another_path(work, from_then_on):
+    """A layer that would log is memoized while it does not; from when it does, each message comes."""
+
+    class Warning(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.limit = 9
+
+        def call(self, x):
+            return work(x, self)
+
+    def make():
+        layer = Warning()
+        return lambda x: layer(x), layer
+
+    def change(layer, i):
+        if from_then_on and i == CALLS - 6:
+            layer.limit = 1
+
+    records = Records()
+    logger = logging.getLogger() if work is may_log else absl.logging.get_absl_logger()
+    logger.addHandler(records)
+    try:
+        step = compare(make, change)
+    finally:
+        logger.removeHandler(records)
+    assert records.found.count("wide") == (2 * 6 if from_then_on else 0)
+    assert step.stats().regions >= (4 if from_then_on else CALLS - 6), step.explain()
+
+
+def test_masks_of_tensors_that_a_layer_keeps():
+    """Keras' mask of a tensor is looked at again, be it that of an argument or of one that is kept."""
+    kept = tf.ones((3, 4))
+
+    def work(x):
+        mask = keras.src.backend.get_keras_mask(kept)
+        return x * 2.0 if mask is None else x * tf.cast(mask, x.dtype)
+
+    def make():
+        vars(kept).pop("_keras_mask", None)
+        layer = Layer(work)
+        return lambda x: layer(x), None
+
+    def change(_, i):
+        if i == CALLS - 4:
+            kept._keras_mask = tf.constant([[True, False, True, False]])
+
+    compare(make, change)
+
+
+def test_what_is_called_on_this_path():
+    """A layer that logs in each call is not memoized."""
+
+    def make():
+        layer = Layer(lambda x: (logging.debug("seen"), tf.tanh(x))[1])
+        return lambda x: layer(x), None
+
+    step = compare(make, regions=0)
+    assert "it calls logging.debug" in str(step.explain())
 
 
 @pytest.mark.parametrize("inner", [False, True])

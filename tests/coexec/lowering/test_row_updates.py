@@ -1,6 +1,5 @@
 """Rows of variables are updated in place, with the values, the errors and the state of eager."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -301,7 +300,7 @@ OPTIMIZERS_OF_KERAS = {
 @pytest.mark.parametrize("name", OPTIMIZERS_OF_KERAS)
 def test_optimizers_of_keras(name):
     def make():
-        keras.utils.set_random_seed(1)
+        tf_keras.utils.set_random_seed(1)
         table, head, optimizer = tf_keras.layers.Embedding(50, 4), tf_keras.layers.Dense(1), OPTIMIZERS_OF_KERAS[name]()
         head(table(tf.constant([1])))
         variables = [*table.trainable_variables, *head.trainable_variables]
