@@ -29,13 +29,11 @@ from tracer.private import (
     EagerTensor,
     KerasVariable,
     ResourceVariable,
-    UnreadVariable,
     gen_resource_variable_ops,
     keras_numpy,
-    ops,
     variable_accessed,
 )
-from tracer.variables import is_variable, plain_variable, value_of
+from tracer.variables import is_variable, plain_variable, unread, value_of
 
 # By operator: Keras' function, and the operation that it issues for operands of one dtype.
 _OPERATORS = {
@@ -143,30 +141,11 @@ def _writing(method: Any, issue: Callable[[Any, Any], Any]) -> Any:
         if given is None:
             return method(self, *args, **kwargs)
         issue(self._handle, given)
-        return _unread(self)
+        variable_accessed(self)
+        return unread(self._handle, self._dtype, self._shape, self._in_graph_mode, self._unique_id)
 
     return writing
 
-
-def _unread(variable: Any) -> Any:
-    """Returns a variable to be read when it is used, as `_lazy_read` does, which takes 20 us to check what it sets."""
-    variable_accessed(variable)
-    if not _attributes:
-        _attributes.update(vars(variable._lazy_read(None)), _handle=None)
-    unread = UnreadVariable.__new__(UnreadVariable)
-    vars(unread).update(
-        _attributes,
-        _in_graph_mode=variable._in_graph_mode,
-        _graph_key=ops.get_default_graph()._graph_key,
-        _shape=variable._shape,
-        _dtype=variable._dtype,
-        _handle=variable._handle,
-        _unique_id=variable._unique_id,
-    )
-    return unread
-
-
-_attributes: dict[str, Any] = {}  # of all such objects, in order; those of one variable are replaced
 
 _hooks = hooks.HookSet(
     __name__,

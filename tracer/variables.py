@@ -3,7 +3,8 @@
 Using a `tf.Variable` in an operation with a tensor (`x @ kernel + bias`) takes 15 us of Python to convert, colocate and
 read it, 10 of them around the operation. If the thread's handler expects the read next, it takes 3.
 
-Relies on what `value` and `_read_variable_op` do: notify tapes, set `_variable_read`, and issue `ReadVariableOp`.
+Relies on what `value` and `_read_variable_op` do: notify tapes, set `_variable_read`, and issue `ReadVariableOp`; and
+on the attributes of `_UnreadVariable`, which are those of one that TensorFlow has made, but for five.
 
 Custom gradients find the variables that they depend on by a watcher, which is notified of each access, on tapes or not.
 Whoever skips accesses notifies the watchers instead (`notify_watchers`).
@@ -23,7 +24,15 @@ from tracer.faults import absorbs, passes
 from tracer.handler import Handler
 from tracer.intercept import answering_handler
 from tracer.lazy import LazyTensor
-from tracer.private import EagerTensor, ResourceVariable, global_state, pywrap_tfe, variable_accessed
+from tracer.private import (
+    EagerTensor,
+    ResourceVariable,
+    UnreadVariable,
+    global_state,
+    ops,
+    pywrap_tfe,
+    variable_accessed,
+)
 
 _OTHERS = (tf.variant, tf.resource)  # dtypes whose spec needs more than dtype and shape
 
@@ -113,6 +122,29 @@ def tell(variable: Any, handler: Handler) -> None:
         pywrap_tfe.TFE_Py_TapeVariableAccessed(variable)
         pywrap_tfe.TFE_Py_VariableWatcherVariableAccessed(variable)
 
+
+def unread(handle: Any, dtype: Any, shape: Any, in_graph_mode: bool, unique_id: str) -> Any:
+    """Returns what a write to a variable returns: one that is read when it is used.
+
+    TensorFlow takes 20 us to make it, most of it to check what it passes itself.
+    """
+    if not _attributes:
+        made = UnreadVariable(handle, dtype, shape, in_graph_mode, None, unique_id)
+        _attributes.update(vars(made), _handle=None)
+    variable = UnreadVariable.__new__(UnreadVariable)
+    vars(variable).update(
+        _attributes,
+        _in_graph_mode=in_graph_mode,
+        _graph_key=ops.get_default_graph()._graph_key,
+        _shape=shape,
+        _dtype=dtype,
+        _handle=handle,
+        _unique_id=unique_id,
+    )
+    return variable
+
+
+_attributes: dict[str, Any] = {}  # of all such objects, in order; those of one variable are replaced
 
 # Ids of the watchers in force, on any thread: while there are none, which is most of the time, nobody is notified.
 watchers: set[int] = set()

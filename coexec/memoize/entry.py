@@ -33,6 +33,7 @@ from tracer.library import functions
 from tracer.location import user_frames
 from tracer.op import Const, same
 from tracer.private import EagerTensor, UnreadVariable, is_resource_variable
+from tracer.variables import unread
 
 
 class Region(Watcher):
@@ -227,9 +228,7 @@ def anchor(region: Region, objects: list[Any]) -> None:
             region.held.append(value)
 
 
-# The fields of what a variable's writing methods return, and the arguments that they come from.
-_OF_UNREAD = ("_handle", "_dtype", "_shape", "_in_graph_mode", "_unique_id")
-_ARGUMENTS_OF_UNREAD = ("dtype", "shape", "in_graph_mode", "unique_id")
+_OF_UNREAD = ("_handle", "_dtype", "_shape", "_in_graph_mode", "_unique_id")  # of what a write to a variable returns
 _RETURNED = (int, float, str, type, tf.DType)
 
 
@@ -266,7 +265,7 @@ def fill_form(form: Any, tensor: Any) -> Any:
     if kind == "named":
         return tuple.__new__(form[1], [fill_form(f, tensor) for f in form[2]])
     if kind == "unread":
-        return UnreadVariable(form[1], parent_op=None, **dict(zip(_ARGUMENTS_OF_UNREAD, form[2:], strict=True)))
+        return unread(*form[1:])
     if kind == "slices":
         return tf.IndexedSlices(*[fill_form(f, tensor) for f in form[1:]])
     if kind == "marked":
