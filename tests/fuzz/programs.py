@@ -26,13 +26,19 @@ tf.reduce_max(F) - F | tf.math.divide_no_nan(F, F) * 0.01 | np.float32(0.5) * F 
 tf.identity(F) | tf.where(I > 40, F, 0.0) | tf.cast(F > 0.2371, tf.float32) | tf.pad(F, [[1, 0]])[:-1]
 tf.einsum("x,x->x", F, F) * 0.1 | tf.concat([F, F], 0)[call % 4 : call % 4 + 3]
 tf.tile(F, [3])[call % 5 : call % 5 + 3] | tf.stack([F, F, F])[call % 3, :] | tf.nn.silu(F) * 0.5
-tf.stack([F, F, F])[:, call % 2 : call % 2 + 1][:, 0]
+tf.stack([F, F, F])[:, call % 2 : call % 2 + 1][:, 0] | F * tf.reshape(S.v, [3]) | F + S.v[call % 3] | S.v[None][0] * F
+tf.concat([F[:1], S.v[1:]], 0) | tf.reduce_sum(S.v) * 0.1 + F | tf.transpose(S.v) - F | tf.where(S.v > 0.2371, S.v, F)
+F + S.array | S.array * F | S.array - S.v | F * np.float64(0.3) | F / np.sqrt(2.0) | np.float32(2.0) - F
+S.v * np.int64(2) | F - S.v * np.float32(0.3)
+tf.where(F == F[::-1], F, S.v) | tf.add_n([F, S.v]) * 0.5 | tf.nn.l2_loss(S.v) * 0.1 + F | tf.cumsum(S.v) * 0.5 + F
+tf.identity(S.v) + F | tf.cast(S.m, tf.float32) * 0.01 + F | F + np.float32(call % 2)
 """
 
 WHOLE = """
 (I + I) % 97 | (I * I) % 97 | I // 3 | tf.maximum(I, I) | tf.cast(F * 7.0 + 0.2371, tf.int32) % 97 | (I + call) % 97
 tf.where(I > 40, I, I) | tf.roll(I, 1, 0) | tf.cumsum(I) % 97 | tf.bitwise.bitwise_xor(I, I) % 97 | tf.abs(I - I)
 tf.cast(I > 5, tf.int32) | tf.reduce_sum(I) % 97 + I * 0 | tf.sort(I) | tf.reverse(I, [0]) | (I + 1) % 97
+tf.cast(I == I[::-1], tf.int32) | tf.cast(I != 3, tf.int32) | tf.where(I == S.m, I, 7) | tf.reshape(S.m, [3]) % 97
 tf.cast(tf.argmax(F), tf.int32) + I * 0 | tf.shape(F)[0] + I % 50 | tf.minimum(I, 60) | tf.math.floormod(I, 7)
 """
 
@@ -74,7 +80,9 @@ I = S.m % 97 | F = S.v * 1.0 | F = S.v.read_value() | S.made("late", F) | S.late
 F = S.late("x", F) + F | F = tf.Variable(F) * 0.5 | S.kept.append(F) | F = S.kept.pop() if S.kept else F
 S.count += 1 | S.rate = 0.5 + call % 3 | S.table.insert(I, I + 1) | F = F + next(S.numbers) | S.queue.enqueue([F])
 F = S.queue.dequeue() if S.queue.size() else F | S.named[call % 3] = F | F = S.named.get(call % 2, F)
-F = F + S.alias | S.alias.assign(F * 0.5) | S.v = S.alias
+F = F + S.alias | S.alias.assign(F * 0.5) | S.v = S.alias | S.v.assign(S.array) | S.v.assign_sub(S.array * 0.1)
+F = F + S.v.assign_add(F * 0.1) | S.kept.append(S.v[1:]) | S.v[call % 3].assign(0.5)
+S.v.assign(S.v) | S.m.assign(I * 2)
 F = S.by_copy(S.v) * 0.5 | S.by_copy(S.own[call % 2], F * 0.1) | F = S.by_copy(S.alias, F) + S.alias
 """
 
