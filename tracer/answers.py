@@ -15,13 +15,14 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tracer.faults import absorbs, passes
 from tracer.handler import Handler
 from tracer.intercept import answering_handler
 from tracer.lazy import LazyTensor
-from tracer.private import EagerTensor
+from tracer.private import EagerTensor, ResourceVariable
 from tracer.single_ops import CONVERTING, SINGLE
 from tracer.variables import is_variable, plain_variable, product, rows_of, value_of, with_values
 
@@ -35,10 +36,21 @@ def _is_tensor(value: Any) -> bool:
     return kind is LazyTensor or kind is EagerTensor
 
 
+@passes
 def _cast(handler: Handler, x: Any = None, dtype: Any = None, name: Any = None) -> Any:
     if type(dtype) is not tf.DType:
         return None
     kind = type(x)
+    if kind is ResourceVariable or kind is keras.Variable:
+        variable = plain_variable(x)
+        # TensorFlow returns the variable itself, or may warn.
+        if variable is None or variable._dtype is dtype or variable._dtype.is_complex:
+            return None
+        value = value_of(variable, handler)
+        if value is None:
+            return None
+        result = handler.expected("Cast", (value, "DstT", dtype, "Truncate", False))
+        return _casting(value, dtype) if result is None else result
     if kind is LazyTensor or kind is EagerTensor:
         given = x.dtype
         if given is dtype:
@@ -53,6 +65,9 @@ def _cast(handler: Handler, x: Any = None, dtype: Any = None, name: Any = None) 
         if given is dtype:
             return x
     return handler.expected("Cast", (x, "DstT", dtype, "Truncate", False))
+
+
+_casting = tf.cast
 
 
 def _reduction(op: str) -> Callable[..., Any]:

@@ -238,7 +238,7 @@ def _stop_gradient(handler: Handler, input: Any = None, name: Any = None) -> Any
 # Those that convert the variables they are given first, in order, each once.
 CONVERTING = frozenset(
     {
-        ("abs", "math.abs"), ("add_n", "math.add_n"), ("argmax", "math.argmax"), ("cast", "dtypes.cast"),
+        ("abs", "math.abs"), ("add_n", "math.add_n"), ("argmax", "math.argmax"),
         ("concat",), ("cumsum", "math.cumsum"), ("divide", "math.divide"), ("equal", "math.equal"), ("expand_dims",),
         ("identity",), ("nn.conv2d",), ("nn.l2_loss",), ("nn.leaky_relu",), ("nn.log_softmax", "math.log_softmax"),
         ("nn.softmax", "math.softmax"), ("not_equal", "math.not_equal"), ("ones_like",), ("reshape",), ("squeeze",),

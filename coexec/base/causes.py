@@ -41,6 +41,11 @@ class Kind(enum.Enum):
         "an operation that an earlier call has issued there", "nothing, if this path is one of few", "diverge",
         calls=True,
     )  # fmt: skip
+    LEARNING = Meaning(
+        "CX-LEARN", "new way", "a call did known operations in a way that no call had, and was learnt like a first one",
+        "a way that an earlier call has taken", "nothing, if such ways are few: each is learnt once", "diverge",
+        calls=True,
+    )  # fmt: skip
     SIZES = Meaning(
         "CX-SIZES", "backed off", "arguments keep coming in new sizes, and such calls run imperatively",
         "arguments of few shapes", "pad batches to few sizes, for example with coexec.dynamic", "diverge",

@@ -364,6 +364,10 @@ class Controller:
                     hand_over()
                 if following.divergence is not None:
                     following.divergence.seconds += seconds
+                elif following.cursor.adopted and counts["calls"] > tuning.first_calls:
+                    text = "the same operations come in another way: on other tensors, or after others"
+                    hint = "nothing, if such ways are few; choices in one call multiply, so make fewer of them in each"
+                    self.ledger.cause(Kind.LEARNING, text, self.name, hint).seconds += seconds
                 if following.trial is not None:
                     assert self.control is not None
                     self.control.took(following.trial, seconds if known and finished and kind is Follower else None)

@@ -3,6 +3,7 @@
 import operator
 import sys
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -76,7 +77,6 @@ ANSWERED = {
     "concatenated": lambda x: tf.concat([x, V], axis=0),
     "added up": lambda x: tf.add_n([V, x, FIXED]),
     "cast": lambda x: tf.cast(WHOLE, tf.float32) + x,
-    "cast to itself": lambda x: tf.cast(V, tf.float32) + x,
     "summed": lambda x: tf.reduce_sum(V) + x,
     "summed by name": lambda x: tf.reduce_sum(input_tensor=V, axis=1) + x,
     "absolute": lambda x: tf.abs(V) + x,
@@ -150,6 +150,7 @@ LEFT = {
     "a row that is not there": lambda x: V[5] + x,
     "rows by truths": lambda x: V[tf.constant([True, False])] + x,
     "stacked": lambda x: tf.stack([V, x]),
+    "cast to itself": lambda x: tf.cast(V, tf.float32) + x,
     "zeros": lambda x: tf.zeros_like(V) + tf.ones_like(WHOLE, tf.float32) + x,
     "a convolution": lambda x: tf.nn.conv2d(x[None, ..., None], KERNEL, 1, "SAME"),
     "a shape that does not fit": lambda x: tf.reshape(V, [3, 3]) + x[0, 0],
@@ -284,6 +285,30 @@ def test_gradients_of_what_functions_are_given(persistent):
 
     step = run_both(make, [(X,), (X * 0.5,), (X + 1.0,), (X,), (-X,)])
     assert (step.stats().recorded, step.stats().followed, step.stats().diverged) == (1, 4, 0)
+
+
+def test_a_cast_to_its_own_dtype_is_the_variable_itself():
+    """It is read when it is used, also where the next operation of that line reads it."""
+
+    def make(decorate):
+        v, k = tf.Variable([1.0, 2.0]), keras.Variable([3.0, 4.0])
+
+        def to(variable, dtype):
+            return tf.cast(variable, dtype)
+
+        @decorate
+        def step(x):
+            _ = to(v, tf.float64), to(k, tf.float64)
+            own, read = to(v, tf.float32), to(k, tf.float32)
+            wide = to(v, tf.float64), to(k, tf.float64)
+            v.assign_add(x)
+            k.assign(x)
+            return own is v, own + 1.0, read + 1.0, wide
+
+        return step
+
+    step = run_both(make, [(tf.constant([float(n), 1.0]),) for n in range(8)])
+    assert step.stats().diverged == 0
 
 
 def test_a_slice_of_a_variable_is_assigned():

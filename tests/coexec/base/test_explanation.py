@@ -105,6 +105,25 @@ def cx_diverge(monkeypatch):
     return called(step, *[(X, n == 4) for n in range(10)])
 
 
+def cx_learn(monkeypatch):
+    """
+    CX-LEARN, new way: a call did known operations in a way that no call had, and was learnt like a first one
+      1 x the same operations come in another way: on other tensors, or after others
+        at step
+        a call: 0.0833 x
+        expected: a way that an earlier call has taken
+        what to do: nothing, if such ways are few; choices in one call multiply, so make fewer of them in each
+    """
+
+    def step(x, ways):
+        y = tf.tanh(x)
+        for way in ways:
+            y = y * x if way else y
+        return tf.sin(y)
+
+    return called(step, *[(X, (True, True))] * 8, *[(X, (True, False))] * 4)
+
+
 def cx_sizes(monkeypatch):
     """
     CX-SIZES, backed off: arguments keep coming in new sizes, and such calls run imperatively
@@ -382,7 +401,7 @@ def cx_loops(monkeypatch):
 
 WEIGHTS = tf.reshape(tf.linspace(-0.5, 0.5, 16), [4, 4])
 TRIGGERS = (
-    cx_fault, cx_validation, cx_diverge, cx_sizes, cx_backoff, cx_gradient, cx_library, cx_read, cx_alone,
+    cx_fault, cx_validation, cx_diverge, cx_learn, cx_sizes, cx_backoff, cx_gradient, cx_library, cx_read, cx_alone,
     cx_uncompiled, cx_large, cx_input, cx_xla, cx_failed, cx_decision, cx_pause, cx_backend, cx_loops,
 )  # fmt: skip
 
