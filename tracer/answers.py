@@ -168,12 +168,20 @@ def _bias_add(handler: Handler, value: Any = None, bias: Any = None, data_format
 _with_bias = tf.nn.bias_add
 
 
+@passes
 def _where(handler: Handler, condition: Any = None, x: Any = None, y: Any = None, name: Any = None) -> Any:
-    if not _is_tensor(condition) or not (_is_tensor(x) or _is_tensor(y)):
+    if not _is_tensor(condition) or x is None or y is None:
         return None
-    if not all(_is_tensor(value) or type(value) in _NUMERIC for value in (x, y)):
-        return None
-    return handler.expected("SelectV2", (condition, x, y))
+    read = with_values((x, y), handler)
+    if read is not None:
+        x, y = read
+    result = None
+    if (_is_tensor(x) or _is_tensor(y)) and all(_is_tensor(v) or type(v) in _NUMERIC for v in (x, y)):
+        result = handler.expected("SelectV2", (condition, x, y))
+    return _selecting(condition, x, y) if result is None and read is not None else result
+
+
+_selecting = tf.where
 
 
 def _gather(
@@ -237,16 +245,18 @@ def answered() -> list[tuple[tuple[str, ...], Any, Any]]:
     found = []
     for names, answer in _ANSWERS.items():
         function = functools.reduce(getattr, names[0].split("."), tf)
-        found.append((names, function, _answering(function, answer, names in CONVERTING)))
+        found.append((names, function, _answering(function, answer, CONVERTING.get(names, 0))))
     return found
 
 
-def _answering(function: Any, answer: Callable[..., Any], converts: bool) -> Any:
+def _answering(function: Any, answer: Callable[..., Any], converts: int) -> Any:
     """Returns a wrapper of `function` that tries `answer` first, if the arguments bind to its parameters.
 
-    `converts`: whether `function` first converts the variables that it is given to tensors, in order.
+    `converts`: how many of its first arguments `function` converts to tensors before anything else, variables too.
     """
-    names = list(inspect.signature(function).parameters)
+    parameters = inspect.signature(function).parameters
+    names = list(parameters)
+    required = sum(parameter.default is inspect.Parameter.empty for parameter in parameters.values())
     # By number of positional arguments: the names that keywords may have.
     later = [frozenset(names[count:]) for count in range(len(names) + 1)]
     theirs = list(inspect.signature(answer).parameters)[1:]
@@ -267,10 +277,14 @@ def _answering(function: Any, answer: Callable[..., Any], converts: bool) -> Any
                     result = None
                 if result is not None:
                     return result
-                if converts:
-                    values = with_values((*args, *kwargs.values()), handler)
+                if converts and all(name in kwargs for name in names[len(args) : required]):
+                    given = [name for name in names[len(args) : converts] if name in kwargs]
+                    taken = (*args[:converts], *(kwargs[name] for name in given))
+                    values = with_values(taken, handler, (*args[converts:], *kwargs.values()))
                     if values is not None:  # the variables have been read
-                        args, kwargs = values[: len(args)], dict(zip(kwargs, values[len(args) :], strict=True))
+                        count = min(len(args), converts)
+                        args = (*values[:count], *args[converts:])
+                        kwargs = {**kwargs, **dict(zip(given, values[count:], strict=True))}
                         read = True
         except Exception as error:
             if not (absorbs(error) if handler is None else handler.fault(error)):

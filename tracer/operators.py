@@ -23,7 +23,7 @@ from tracer.faults import absorbs, passes
 from tracer.handler import Handler
 from tracer.intercept import answering_handler
 from tracer.lazy import LazyTensor
-from tracer.private import EagerTensor, ResourceVariable, ops
+from tracer.private import EagerTensor, ResourceVariable, context, ops
 from tracer.variables import is_variable, plain_variable, product, value_of
 
 _OPERATORS = {
@@ -44,14 +44,19 @@ def operand_of(value: Any, other: Any, handler: Handler) -> Any:
         variable = plain_variable(other)
         return value_of(variable, handler) if variable is not None and variable._dtype is dtype else None
     number = other
-    if kind in _OF_NUMPY:  # TensorFlow converts them as it does Python's numbers
+    if kind in _OF_NUMPY and not _promotes():  # TensorFlow converts them as it does Python's numbers
         number = other.item()
         kind = type(number)
     if (kind is float and dtype.is_floating) or (kind is int and dtype in _WIDE and -_LARGEST < number < _LARGEST):
         return handler.constant(other, dtype)
-    if kind is np.ndarray and _ARRAYS.get(other.dtype.char) is dtype:
+    if kind is np.ndarray and _ARRAYS.get(other.dtype.char) is dtype and not _promotes():
         return handler.constant(other, dtype)
     return None
+
+
+def _promotes() -> bool:
+    """Returns whether the program has asked for NumPy's promotion of types, or a like one."""
+    return ops.is_numpy_style_type_promotion() or ops.is_auto_dtype_conversion_enabled()
 
 
 # The files whose code compares attributes. (That of control flow compares tensors for the program.)
@@ -77,7 +82,7 @@ def _answered(
         try:
             handler = answering_handler()
             if handler is not None:
-                number = unconverted and type(other) in _NUMBERS
+                number = unconverted and type(other) in _NUMBERS and (type(other) is not np.float64 or not _promotes())
                 operand = other if number else operand_of(self, other, handler)
                 if operand is not None:
                     result = handler.expected(op, (operand, self) if reflected else (self, operand))
@@ -170,10 +175,13 @@ def _assignment(
     variable: Any, begin: list[int], end: list[int], strides: list[int], attrs: tuple[Any, ...]
 ) -> Callable[..., Any]:
     """Returns the method `assign` that TensorFlow gives to a slice of a variable."""
+    scope = context.context().scope_name
 
-    def assign(val: Any, name: Any = "strided_slice_assign") -> Any:
+    def assign(val: Any, name: Any = None) -> Any:
         masks = dict(zip(attrs[::2], attrs[1::2], strict=True))
-        return variable._strided_slice_assign(begin=begin, end=end, strides=strides, value=val, name=name, **masks)
+        bounds = {"begin": tf.constant(begin), "end": tf.constant(end), "strides": tf.constant(strides)}
+        name = f"{scope}strided_slice/_assign" if name is None else name  # errors end with it
+        return variable._strided_slice_assign(**bounds, value=val, name=name, **masks)
 
     return assign
 
@@ -253,7 +261,7 @@ def _compared(op: str, operator: Callable[[Any, Any], Any]) -> Callable[[Any, An
         handler = None
         try:
             kind = type(other)
-            if type(self) in _TENSORS and (kind in _TENSORS or kind is int or kind is float):
+            if type(self) in _TENSORS and (kind in _TENSORS or kind is int or kind is float) and self._USE_EQUALITY:
                 handler = answering_handler()
                 if handler is not None:
                     result = handler.expected(op, (self, other, "incompatible_shape_error", False))

@@ -234,18 +234,18 @@ def _stop_gradient(handler: Handler, input: Any = None, name: Any = None) -> Any
         return handler.expected("StopGradient", (input,))
 
 
+# Those that convert variables among their first arguments, as many as is said, before anything else: in order, each
+# once, and to whatever dtype these have.
+CONVERTING: dict[tuple[str, ...], int] = {
+    ("abs", "math.abs"): 1, ("add_n", "math.add_n"): 1, ("argmax", "math.argmax"): 1, ("concat",): 1,
+    ("cumsum", "math.cumsum"): 1, ("divide", "math.divide"): 2, ("equal", "math.equal"): 2, ("expand_dims",): 1,
+    ("identity",): 1, ("nn.conv2d",): 2, ("nn.l2_loss",): 1, ("nn.leaky_relu",): 1,
+    ("nn.log_softmax", "math.log_softmax"): 1, ("nn.softmax", "math.softmax"): 1, ("not_equal", "math.not_equal"): 2,
+    ("ones_like",): 1, ("reshape",): 1, ("squeeze",): 1, ("stop_gradient",): 1, ("tile",): 1, ("transpose",): 1,
+    ("zeros_like",): 1,
+    **{(f"reduce_{what}", f"math.reduce_{what}"): 1 for what in ("max", "mean", "min", "prod", "sum")},
+}  # fmt: skip
 # By public names, the first being where `pickle` finds the function, as in `answers`.
-# Those that convert the variables they are given first, in order, each once.
-CONVERTING = frozenset(
-    {
-        ("abs", "math.abs"), ("add_n", "math.add_n"), ("argmax", "math.argmax"),
-        ("concat",), ("cumsum", "math.cumsum"), ("divide", "math.divide"), ("equal", "math.equal"), ("expand_dims",),
-        ("identity",), ("nn.conv2d",), ("nn.l2_loss",), ("nn.leaky_relu",), ("nn.log_softmax", "math.log_softmax"),
-        ("nn.softmax", "math.softmax"), ("not_equal", "math.not_equal"), ("ones_like",), ("reshape",), ("squeeze",),
-        ("stop_gradient",), ("tile",), ("transpose",), ("where",), ("zeros_like",),
-        *((f"reduce_{what}", f"math.reduce_{what}") for what in ("all", "any", "max", "mean", "min", "prod", "sum")),
-    }
-)  # fmt: skip
 _UNARY: dict[tuple[str, ...], tuple[str, Callable[[Any], bool] | None]] = {
     ("exp", "math.exp"): ("Exp", None),
     ("floor", "math.floor"): ("Floor", None),

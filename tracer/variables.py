@@ -67,14 +67,14 @@ def value_of(variable: Any, handler: Handler) -> Any:
     return handler.expected("ReadVariableOp", (variable._handle, "dtype", variable._dtype))
 
 
-def with_values(values: Any, handler: Handler) -> tuple[Any, ...] | None:
+def with_values(values: Any, handler: Handler, others: Iterable[Any] = ()) -> tuple[Any, ...] | None:
     """Returns arguments with the values of plain variables among them, as far as the handler expects their reads.
 
-    Returns None if it expects none. They are read in order; variables inside of lists and tuples are, too. Not beside
-    other arguments than tensors, numbers, lists of integers, and lists of one dtype, which TensorFlow may convert
-    otherwise then.
+    Returns None if it expects none. They are read in order; variables inside of lists and tuples are, too. Not where
+    these or `others` are anything but tensors, numbers, lists of integers, and lists of one dtype, beside which
+    TensorFlow may convert them otherwise.
     """
-    return _read(values, handler) if all(map(_is_simple, values)) else None
+    return _read(values, handler) if all(map(_is_simple, values)) and all(map(_is_simple, others)) else None
 
 
 _ITEMS = frozenset({LazyTensor, EagerTensor, ResourceVariable})

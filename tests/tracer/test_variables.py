@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import ops
 
 import coexec
 from coexec import testing
@@ -285,6 +286,81 @@ def test_gradients_of_what_functions_are_given(persistent):
 
     step = run_both(make, [(X,), (X * 0.5,), (X + 1.0,), (X,), (-X,)])
     assert (step.stats().recorded, step.stats().followed, step.stats().diverged) == (1, 4, 0)
+
+
+def test_errors_of_what_converts_variables():
+    """They are eager's, words included, also where another function of the line would read the variable."""
+
+    def make(decorate):
+        v, k = tf.Variable([1.0, 2.0]), keras.Variable([3.0, 4.0])
+
+        def outcome(function, *given):
+            try:
+                return function(*given)
+            except (ValueError, TypeError, tf.errors.OpError) as error:
+                return type(error).__name__, str(error).replace("variable_1", "variable")
+
+        @decorate
+        def step(x, number):
+            function = (tf.reduce_sum, tf.reduce_any)[number % 2]
+            found = [outcome(function, variable) for variable in (v, k)]
+            chosen = [outcome(tf.where, *given) for given in ((x > 0.0, v, k), (k, x, v))]
+            row = v[1:]
+            with tf.name_scope("outer"):
+                other = v[:1]
+            failed = [outcome(part.assign, x) for part in (row, other)] + [outcome(row.assign, x[:1])]
+            return found, chosen, [type(one).__name__ for one in failed], failed[:2], v + 0.0
+
+        return step
+
+    step = run_both(make, [(tf.constant([float(n), 1.0]), n // 3) for n in range(14)])
+    assert step.stats().followed >= 6
+
+
+def test_a_call_that_does_not_bind_accesses_no_variable():
+    def make(decorate):
+        v = tf.Variable([1.0, 2.0])
+
+        @decorate
+        def step(x):
+            with tf.GradientTape() as tape:
+                try:
+                    y = tf.reshape(v)
+                except TypeError:
+                    y = x * 2.0
+            return y, len(tape.watched_variables()), v + 0.0
+
+        return step
+
+    run_both(make, [(tf.constant([float(n), 1.0]),) for n in range(6)])
+
+
+def test_equality_and_promotion_are_what_the_program_has_asked_for():
+    """Also from one call to the next."""
+
+    def make(decorate):
+        v = tf.Variable([1.0, 2.0])
+
+        @decorate
+        def step(x, y):
+            same, added = x == y, tf.add(x, np.float64(1.0))
+            return str(same)[:9], x * np.float64(0.5), np.int64(2) + x, added, x / ARRAY[0], v + 0.0
+
+        def outside(x, y, mode):
+            try:
+                if mode == "equality":
+                    tf.compat.v1.disable_tensor_equality()
+                elif mode:
+                    ops.set_dtype_conversion_mode(mode)
+                return step(x, y)
+            finally:
+                tf.compat.v1.enable_tensor_equality()
+                ops.set_dtype_conversion_mode("off")
+
+        return outside
+
+    modes = [None, None, None, None, "equality", None, "legacy", None, "safe", None, "all", None]
+    run_both(make, [(tf.constant([float(n), 1.0]), tf.constant([1.0, 1.0]), mode) for n, mode in enumerate(modes)])
 
 
 def test_a_cast_to_its_own_dtype_is_the_variable_itself():

@@ -42,7 +42,8 @@ def step(x, kind):
 @pytest.mark.parametrize(
     ("topic", "starts"),
     [
-        ("diverge", ["coexec diverge: noisy: CX-DIVERGE: new operation: expected Sum at "]),
+        ("diverge", ["coexec diverge: noisy: CX-DIVERGE: new operation: expected Sum at ",
+                     "coexec diverge: noisy: CX-LEARN: the same operations come in another way"]),
         ("read", ["coexec read: noisy: CX-READ: a value was read, at "]),
         ("compile", ["coexec compile: noisy: a segment of 10 operations is compiled"]),
         ("region", []),
