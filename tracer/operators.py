@@ -56,7 +56,7 @@ def operand_of(value: Any, other: Any, handler: Handler) -> Any:
 
 def _promotes() -> bool:
     """Returns whether the program has asked for NumPy's promotion of types, or a like one."""
-    return ops.is_numpy_style_type_promotion() or ops.is_auto_dtype_conversion_enabled()
+    return bool(ops.is_numpy_style_type_promotion() or ops.is_auto_dtype_conversion_enabled())
 
 
 # The files whose code compares attributes. (That of control flow compares tensors for the program.)

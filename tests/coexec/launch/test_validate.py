@@ -14,6 +14,7 @@ from coexec.base.tuning import tuned, tuning
 from coexec.compile.executable import Executable
 from coexec.launch import executor
 from coexec.launch.rounding import otherwise_rounded
+from coexec.launch.validate import _difference
 from coexec.lowering.emit import Emitter
 from coexec.lowering.function_body import Body
 from coexec.lowering.plan import make_plan
@@ -451,3 +452,13 @@ def test_a_variable_that_the_step_makes(shape, backend):
     step = compared(backend, make=make)
     assert "CX-VALIDATION" not in step.explain(), step.explain()
     assert step.stats().validated >= 1
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
+def test_numbers_below_the_least_normal_one_are_equal(dtype):
+    """A matrix that cannot be decomposed leaves NaN below the diagonal, and what memory held above it."""
+    least = float(np.finfo(dtype.as_numpy_dtype).tiny)
+    one = tf.constant([[np.nan, least / 4], [np.nan, np.nan]], dtype)
+    assert _difference(one, tf.constant([[np.nan, least / 3], [np.nan, np.nan]], dtype), []) is None
+    assert _difference(one, tf.constant([[np.nan, least * 3], [np.nan, np.nan]], dtype), []) is not None
+    assert _difference(one, tf.constant([[np.nan, least / 4], [np.nan, 1.0]], dtype), []) is not None
