@@ -381,6 +381,17 @@ def test_structures_that_are_new_on_every_call():
     assert len([line for line in done.stdout.splitlines() if line.startswith("|")]) == 2 + 4
 
 
+@pytest.mark.slow
+def test_what_operations_take():
+    """Each of the spellings chosen has a row, and is followed without a divergence."""
+    command = [sys.executable, "-m", "examples.bench.operations", "--quick", "v.assign", "tf.reshape"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + 4
+    assert all(any(spelling in line for line in lines) for spelling in ("v.assign(y)", "tf.reshape(v, [-1])"))
+
+
 @pytest.mark.parametrize("module", peers.LIBRARIES.values())
 def test_peers_have_all_cases(module):
     """Each library builds the cases that are asked of it; the libraries themselves need not be there."""
