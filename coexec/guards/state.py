@@ -159,7 +159,9 @@ class StateGuards:
     def _is_known(self, function: Any) -> bool:
         """Returns whether this is a function of the program's, whose calls are proven, or one that may be called."""
         own = behind(function)
-        return own is not function or is_programs(own.__code__, own.__globals__) or self._allowed(function)
+        if own is not function or own.__code__ is _MANAGER:
+            return True
+        return is_programs(own.__code__, own.__globals__) or self._allowed(function)
 
     def refuse_calls(self, ran: Container[int]) -> None:
         """Raises `Refused` if a function was called of which is not known what it does: a logger's, for example.
