@@ -18,7 +18,7 @@ import tensorflow as tf
 from tracer import seeds
 from tracer.callees import CALLED, Callee, name_in
 from tracer.derive import derive, feed_changed, folded
-from tracer.fed_numbers import is_from_elsewhere, note_fed
+from tracer.fed_numbers import is_from_elsewhere, is_same_number, note_fed
 from tracer.graph import (
     CONST,
     DECIDES,
@@ -229,7 +229,7 @@ class Cursor:
                 real = value._value = known[1] if known is not None and known[0] is key else value.resolve()
             elif real is None:
                 return False  # not computed yet, so not a feed: another wiring
-        elif k == len(externals) and (known := step.numbers.get(k)) is not None and known[0] is value:
+        elif k == len(externals) and (known := step.numbers.get(k)) is not None and is_same_number(known[0], value):
             self.numbers.add(id(known[1]))
             externals.append(known[1])
             return True

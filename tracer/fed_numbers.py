@@ -62,6 +62,14 @@ def _const_of(number: Any) -> Any:
     return number.const if number.__class__ is Output else number if number.__class__ is Const else Const(number)
 
 
+def is_same_number(known: Any, value: Any) -> bool:
+    """Returns whether a number is the one that was fed last, or a float of the same value, which was computed anew."""
+    if known is value:
+        return True
+    kind = value.__class__
+    return (kind is float or kind is np.float64) and known.__class__ is kind and known == value and value != 0.0
+
+
 def is_from_elsewhere(op: str, path: Any, const: Const) -> bool:
     """Returns whether this input, on which no shape depends, is a number or array that no code on the stack contains.
 

@@ -9,7 +9,9 @@ import pytest
 import tensorflow as tf
 
 import coexec
+from tests.coexec import run_both
 from tests.coexec.test_value_fidelity import bits
+from tracer.fed_numbers import is_same_number
 
 
 def body(x, n):
@@ -265,3 +267,26 @@ def test_exports_refuse_numbers_that_have_changed():
     step(X)
     with pytest.raises(coexec.ExportError, match="another one from call to call"):
         step.to_tf_function(tf.TensorSpec([2, 2]))
+
+
+def test_a_float_that_is_computed_anew_is_the_same_number():
+    """Of its kind and value: then the tensor of the last call is fed. Zeros have a sign, and NaN equals nothing."""
+    assert not is_same_number(0.3, 0.1 * 3)
+    assert is_same_number(0.5, float("0.5"))
+    assert is_same_number(np.float64(0.5), np.float64("0.5"))
+    assert not is_same_number(0.5, np.float64(0.5))
+    assert not is_same_number(np.float64(0.5), 0.5)
+    assert not is_same_number(0.0, float("-0.0"))
+    assert not is_same_number(float("nan"), float("nan"))
+    assert not is_same_number(1, 1.0)
+
+    def make(decorate):
+        rates = [0.25, 0.25, 0.25, 0.5, 0.5, -0.0, 0.0, -0.0, float("nan"), 0.25, 0.25]
+
+        @decorate
+        def step(x, n):
+            return tf.tanh(x) * (rates[n] * 1.0), tf.sin(x) * np.sqrt(n // 3 + 1.0)
+
+        return step
+
+    run_both(make, [(tf.constant([1.0, -2.0]), n) for n in range(11)])
