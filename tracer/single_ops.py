@@ -245,6 +245,7 @@ CONVERTING: dict[tuple[str, ...], int] = {
     ("zeros_like",): 1,
     **{(f"reduce_{what}", f"math.reduce_{what}"): 1 for what in ("max", "mean", "min", "prod", "sum")},
 }  # fmt: skip
+
 # By public names, the first being where `pickle` finds the function, as in `answers`.
 _UNARY: dict[tuple[str, ...], tuple[str, Callable[[Any], bool] | None]] = {
     ("exp", "math.exp"): ("Exp", None),

@@ -62,7 +62,7 @@ def plain_variable(value: Any) -> Any:
 
 def value_of(variable: Any, handler: Handler) -> Any:
     """Returns the value of a variable that satisfies `is_variable` if the handler expects its read next; else None."""
-    tell(variable, handler)
+    _tell(variable, handler)
     variable._variable_read = True
     return handler.expected("ReadVariableOp", (variable._handle, "dtype", variable._dtype))
 
@@ -109,12 +109,12 @@ def _read(values: Any, handler: Handler) -> tuple[Any, ...] | None:
 
 def rows_of(variable: Any, indices: Any, handler: Handler) -> Any:
     """Returns the rows of such a variable at `indices` if the handler expects that gather next; else None."""
-    tell(variable, handler)
+    _tell(variable, handler)
     attrs = "batch_dims", 0, "validate_indices", True, "dtype", variable._dtype
     return handler.expected("ResourceGather", (variable._handle, indices, *attrs))
 
 
-def tell(variable: Any, handler: Handler) -> None:
+def _tell(variable: Any, handler: Handler) -> None:
     """Notifies tapes and watchers that a variable is accessed, as `variable_accessed` does."""
     if not handler.open:
         variable_accessed(variable)  # on replicas, tapes are notified of the container: 3 us

@@ -76,7 +76,6 @@ class ShapePolicy:
             return Verdict.PLAIN
         return Verdict.INVEST if times < tuning.size_often + tuning.size_invested else Verdict.FOLLOW
 
-
     def followed(self, learnt: bool) -> None:
         """Notes whether there was something to learn in a followed call."""
         if self._is_new:
