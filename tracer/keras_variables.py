@@ -129,11 +129,13 @@ def _writing(method: Any, issue: Callable[[Any, Any], Any]) -> Any:
     @passes
     @functools.wraps(method)
     def writing(self: Any, *args: Any, **kwargs: Any) -> Any:
-        handler, given = None, None
+        handler, given, result = None, None, None
         try:
             if len(args) == 1 and not kwargs and is_variable(self):
                 handler = answering_handler()
                 given = None if handler is None else _given(self, args[0], handler)
+            if given is not None:  # what may raise comes before the variable is written
+                result = unread(self._handle, self._dtype, self._shape, self._in_graph_mode, self._unique_id)
         except Exception as error:
             given = None
             if not (absorbs(error) if handler is None else handler.fault(error)):
@@ -142,7 +144,7 @@ def _writing(method: Any, issue: Callable[[Any, Any], Any]) -> Any:
             return method(self, *args, **kwargs)
         issue(self._handle, given)
         variable_accessed(self)
-        return unread(self._handle, self._dtype, self._shape, self._in_graph_mode, self._unique_id)
+        return result
 
     return writing
 

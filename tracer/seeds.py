@@ -112,13 +112,13 @@ def draw(count: int, used: list[int]) -> list[Pair]:
     try:
         for _ in range(count):
             drawn.append(tf.compat.v1.get_seed(None))
+        taken = [NONE if drawn[place] == (None, None) else drawn[place] for place in used]
+        for pair in taken:
+            take(pair)
+        return taken
     except Exception:
         give_back(drawn)
         raise
-    taken = [NONE if drawn[place] == (None, None) else drawn[place] for place in used]
-    for pair in taken:
-        take(pair)
-    return taken
 
 
 def give_back(drawn: list[Any]) -> None:

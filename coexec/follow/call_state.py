@@ -22,13 +22,12 @@ from coexec.follow.liveness import Reference, referenced
 from coexec.follow.tapes import Tapes
 from coexec.launch.async_launch import AsyncLaunch
 from coexec.launch.executor import SegmentExecutor
-from tracer import hooks, intercept
+from tracer import hooks, intercept, seeds
 from tracer.cursor import Cursor
 from tracer.graph import Step, TraceGraph
 from tracer.lazy import LazyTensor
 from tracer.library import has_strategy
 from tracer.recorder import Recorder
-from tracer.seeds import Pair
 from tracer.trace import Trace
 
 # One for all calls, which may use each other's tensors and variables in any order. Released in a forked child.
@@ -275,14 +274,22 @@ class CallState:
         return self.tapes.observed()
 
     def skip(
-        self, start: Step, end: Step, feeds: list[Any], handles: set[int], drawn: list[Pair] | None, first: bool = True
+        self,
+        start: Step,
+        end: Step,
+        feeds: list[Any],
+        handles: set[int],
+        draws: tuple[int, list[int]] = (0, []),
+        first: bool = True,
     ) -> list[Any]:
         """Advances past the operations of a library call as if they had been issued; returns the segment's tensors.
 
-        Those of the call are None: the caller fills in those that it returns. `first`: whether this is the first part
-        of the call to be skipped.
+        Those of the call are None: the caller fills in those that it returns. `draws`: how many seeds it draws, and
+        which of them its operations take; nothing may raise once they are drawn, or they would be drawn again. `first`:
+        whether this is the first part of the call to be skipped.
         """
         cursor, values = self.cursor, self.values
+        drawn = seeds.draw(*draws) if draws[0] or len(cursor.seeds) > start.draws else None
         cursor.externals += feeds
         if handles:
             cursor.handles |= handles

@@ -465,14 +465,13 @@ class CallSites:
                 taken.append(make_constant(np.asarray(number, value.dtype.as_numpy_dtype), None))
             else:
                 taken.append(unwrap(arguments.tensors[value]) if source == "argument" else self._feed(source, value))
-        drawn = seeds.draw(*region.seeds) if region.seeds[0] or len(cursor.seeds) > region.start.draws else None
         region.uses += 1
         if region.helper is not None:
             region.helper.misses = 0
             region.helper.known = True
         if function is not gradient and region.recorded and not tapes.waiting:
             tapes.wait()
-        values = run.skip(region.start, region.end, taken, region.handles, drawn)
+        values = run.skip(region.start, region.end, taken, region.handles, region.seeds)
         try:
             return self._behind(region, function, args, arguments, values)
         except Exception as error:

@@ -95,8 +95,7 @@ class Passage:
         run, span = self._run, self._parts.spans[j]
         cursor = run.cursor
         feeds = [self._feed(source, value) for source, value in span.feeds]
-        drawn = seeds.draw(0, []) if len(cursor.seeds) > span.start.draws else None
-        values = run.skip(span.start, span.end, feeds, self._parts.handles[j], drawn, first=j == 0)
+        values = run.skip(span.start, span.end, feeds, self._parts.handles[j], first=j == 0)
         if span.notes:
             run.add_notes(span.notes)
         for number in span.kept:
