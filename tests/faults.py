@@ -37,7 +37,7 @@ EXEMPT = {
         "tracer.intercept:_put_hook", "tracer.library:_wrap.wrapper", "tracer.library:_telling.write",
         "tracer.answers:_answering.asking", "tracer.operators:_answered.answered",
         "tracer.operators:_multiplied.multiplied", "tracer.operators:_indexed.indexed",
-        "tracer.operators:_of_variable.answered", "tracer.variables:_answered.reading",
+        "tracer.operators:_sliced.sliced", "tracer.operators:_of_variable.answered", "tracer.variables:_answered.reading",
         "tracer.keras_variables:_answered.answered", "tracer.keras_variables:_assigning.assigning",
         "tracer.keras_variables:_writing.writing", "coexec.api:",
         "coexec.dispatch.controller:Controller.call", "coexec.dispatch.controller:Controller.__init__",
@@ -235,7 +235,7 @@ def main():
     from coexec.base.tuning import tuned
     from tests.faulty_programs import PROGRAMS
 
-    draw, problems, tried, fired = random.Random(options.seed), [], 0, 0
+    draw, wrong, tried, fired = random.Random(options.seed), 0, 0, 0
     chosen = [make for make in PROGRAMS if options.program in make.__name__]
     began = time.monotonic()
     with tuned(launch_visits=2, launch_operations=1), testing.always_follow():
@@ -247,7 +247,7 @@ def main():
             if options.seconds is not None:
                 draw.shuffle(todo)
             until = None if options.seconds is None else began + options.seconds * (number + 1) / len(chosen)
-            before = tried, len(problems)
+            before = tried, wrong
             for k, at in todo:
                 if until is not None and time.monotonic() > until:
                     break
@@ -257,16 +257,14 @@ def main():
                     print(f"WRONG {make.__name__}: {NAMES[k]}, entry {at}: {LEFT}", flush=True)
                     os._exit(1)
                 if problem is not None:
-                    problems.append((make.__name__, NAMES[k], at, problem))
-                    if options.verbose:
-                        print(f"--- {make.__name__}: {NAMES[k]}, entry {at}\n{problem}", flush=True)
-            print(f"{make.__name__}: {tried - before[0]} of {total} points, {len(problems) - before[1]} wrong "
+                    wrong += 1
+                    shown = problem if options.verbose else problem.strip().splitlines()[-1][:150]
+                    print(f"WRONG {make.__name__}: {NAMES[k]}, entry {at}: {shown}", flush=True)
+            print(f"{make.__name__}: {tried - before[0]} of {total} points, {wrong - before[1]} wrong "
                   f"({time.monotonic() - began:.0f} s)", flush=True)  # fmt: skip
-    for name, function, at, problem in problems:
-        print(f"WRONG {name}: {function}, entry {at}: {problem.strip().splitlines()[-1][:150]}")
-    print(f"{tried} points tried, {fired} faults came about, {len(problems)} wrong")
+    print(f"{tried} points tried, {fired} faults came about, {wrong} wrong")
     sys.stdout.flush()
-    os._exit(bool(problems))
+    os._exit(bool(wrong))
 
 
 if __name__ == "__main__":

@@ -157,10 +157,11 @@ def _sliced(operator: Callable[..., Any]) -> Callable[..., Any]:
                 value = None if given is None else value_of(self, handler)
                 if given is not None and value is not None:
                     begin, end, strides, attrs = given
+                    assign = _assignment(self, *given)
                     bounds = handler.index((tuple(begin), tuple(end), tuple(strides)))
                     result = handler.expected("StridedSlice", (value, *bounds, *attrs)) if bounds else None
                     if result is not None:
-                        result.assign = _assignment(self, *given)
+                        result.assign = assign
         except Exception as error:
             if not (absorbs(error) if handler is None else handler.fault(error)):
                 raise
