@@ -32,7 +32,6 @@ from coexec.memoize.passage import Passage
 from coexec.memoize.redirect import helper_of
 from coexec.memoize.region_tape_entry import RegionEntry
 from coexec.memoize.shape_variants import place_of_call
-from tracer import seeds
 from tracer.faults import absorbs, call, is_fault
 from tracer.graph import Step
 from tracer.intercept import answering_handler, make_constant, tape_is_empty

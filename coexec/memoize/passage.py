@@ -10,7 +10,6 @@ from coexec.follow.follower import Follower
 from coexec.guards.call_key import CallArguments, CannotMemoize
 from coexec.memoize.entry import Region, fill_form
 from coexec.memoize.gradient_spans import GradientParts
-from tracer import seeds
 from tracer.faults import is_fault
 from tracer.lazy import eager_constant, new_lazy, unwrap
 from tracer.library import call_context
