@@ -203,22 +203,45 @@ def _blocks_to(parent: Any, statement: ast.stmt) -> list[tuple[Any, list[ast.stm
 
 @functools.lru_cache(maxsize=1024)
 def line_of(code: CodeType, statement: ast.stmt) -> int | None:
-    """Returns the line at which a statement's instructions start; None if others start there earlier.
+    """Returns the line at which a statement's instructions start; None if others start there earlier, as in `a; b`.
 
     Setting `f_lineno` jumps to the first possible instruction of a line, and a statement may occur again later, for
     example in copies that handle exceptions.
     """
     if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return None
-    offsets = [
-        2 * n for n, (line, end, _, _) in enumerate(code.co_positions())
-        if line is not None and statement.lineno <= line and end is not None and end <= (statement.end_lineno or 0)
-    ]  # fmt: skip
-    for offset, line in dis.findlinestarts(code):
-        if offsets and offset == offsets[0]:
-            earlier = [at for at, other in dis.findlinestarts(code) if other == line and at < offset]
-            return None if earlier else line
+    starts = list(dis.findlinestarts(code))
+    if len(_copies(code, statement, {offset for offset, _ in starts})) > 1 and not isinstance(statement, ast.Return):
+        return None
+    first = next((offset for offset, _ in _instructions_of(code, statement)), None)
+    for offset, line in starts:
+        if offset == first:
+            return None if any(other == line and at < offset for at, other in starts) else line
     return None
+
+
+def _copies(code: CodeType, statement: ast.stmt, starts: set[int]) -> list[int]:
+    """Returns where a statement begins: a `finally` has a copy of it for each way out of its `try`.
+
+    A loop's test has two anyway, so its first statement is looked at. Copies of a `return` all leave the function.
+    """
+    if isinstance(statement, ast.While):
+        return _copies(code, statement.body[0], starts)
+    found = _instructions_of(code, statement)
+    return [offset for offset, place in found if place == found[0][1] and offset in starts]
+
+
+def _instructions_of(code: CodeType, statement: ast.stmt) -> list[tuple[int, tuple[int, int, int, int]]]:
+    """Returns the instructions of a statement: the offset of each, and its place in the source."""
+    begins = statement.lineno, statement.col_offset
+    ends = statement.end_lineno or 0, statement.end_col_offset or 0
+    found = []
+    for number, (line, end, column, end_column) in enumerate(code.co_positions()):
+        if line is None or end is None or column is None or end_column is None:
+            continue
+        if begins <= (line, column) and (end, end_column) <= ends:
+            found.append((2 * number, (line, column, end, end_column)))
+    return found
 
 
 def _asked(statement: ast.While | ast.If, place: tuple[int, int, int, int]) -> bool | None:

@@ -12,6 +12,7 @@ import coexec
 from coexec import testing
 from tests.coexec.control_flow.test_control_flow import same
 from tests.marks import needs_places
+from tests.snapshots import assert_same, snapshot
 
 pytestmark = [needs_places, pytest.mark.usefixtures("eager_to_stage")]
 
@@ -704,3 +705,98 @@ def test_variables_that_take_each_others_places():
         for v in (3.0, -2.0, 5.0):
             assert float(fn(tf.constant(v))) == float(step(tf.constant(v)))
     assert fn.stats().decisions_on_device > 30, fn.explain()
+
+
+def same_at_each(function, wanted=None, calls=12):
+    """A function does the same co-executed, in calls that take its branches in turn; `wanted`: if on the device."""
+    step = coexec.function(function, control_flow=True)
+    for n in range(calls):
+        x, t = tf.constant([1.0 + n % 3, 2.0]), tf.constant(n % 2 * 40.0 - 1.0)
+        assert_same(snapshot(function(x, t)), snapshot(step(x, t)))
+    assert wanted in (None, step.stats().decisions_on_device > 0), step.explain()
+
+
+def test_returns_that_share_a_line():
+    """A frame goes on at the beginning of a line, so they are no way to leave a function."""
+
+    # fmt: off
+    def behind_another(x, t):
+        y = x * 2.0
+        if t > 0.0:
+            y = y + 1.0; return y  # noqa: E702
+        y = y - 1.0; return y  # noqa: E702
+
+    def behind_the_test(x, t):
+        if t > 0.0: return x  # noqa: E701
+        x = x * 0.5
+        if t > 20.0: return x  # noqa: E701
+        else: return t  # noqa: E701
+
+    def plain(x, t):
+        if t > 0.0:
+            y = x + 1.0
+        else:
+            y = x * 0.5
+        return y
+    # fmt: on
+
+    for gate, wanted in ((behind_another, False), (behind_the_test, False), (plain, True)):
+
+        def function(x, t, gate=gate):
+            for k in range(10):
+                x = gate(x + 0.0, t - k) * 0.5 + x
+            return x
+
+        same_at_each(function, wanted)
+
+
+def test_a_finally_has_several_copies():
+    """Its branches are Python's: a frame would go on in the copy for another way out of the `try`."""
+
+    def leaves(x, t):
+        n = 0
+        for k in range(8):
+            try:
+                if k == 100:
+                    break
+                x = x * 0.9
+            finally:
+                if t > k:
+                    x = x + 1.0
+                else:
+                    x = x - 1.0
+                n = n + 1
+        return x, n
+
+    def returns(x, t):
+        for k in range(8):
+            try:
+                if k == 100:
+                    return x
+                x = x * 0.9
+            finally:
+                if t > k:
+                    x = x + 1.0
+                else:
+                    x = x - 1.0
+                x = x + 0.5
+        return x, k
+
+    def goes_through(x, t):
+        n = 0
+        try:
+            if t > 1e6:
+                return x
+            x = x * 0.5
+        finally:
+            for _ in range(20):
+                x = x + 1.0
+                if tf.reduce_sum(x) > t:
+                    break
+            else:
+                n += 1
+            n += 10
+        return x, n
+
+    for function in (leaves, returns, goes_through):
+        same_at_each(function)

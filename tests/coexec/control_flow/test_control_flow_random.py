@@ -82,6 +82,32 @@ class Maker:
                 "    return a, b, c, v, n, k, pair, out, rest"]  # fmt: skip
         return "\n".join(body) + "\n"
 
+    def gates(self):
+        """Writes one that calls another, whose branches return."""
+        given = "a, b, c, v, n, k, pair, helper, settings"
+        body = [f"def gate({given}):", *self.returning("    "), "def function(a, log, settings, helper):",
+                "    b, c, v, n, k = a * 0.5, a + 1.0, tf.stack([a, -a, a * 2.0]), tf.cast(a * 8.0, tf.int32), 0",
+                "    pair = (a, b)", "    for turn in range(6):", f"        c = gate({given}) * 0.5 + a",
+                "        a = a - 0.75", "    return a, b, c"]  # fmt: skip
+        return "\n".join(body) + "\n"
+
+    def returning(self, indent):
+        """Writes the body of a function that returns on every way."""
+        lines = []
+        for _ in range(self.random.randint(0, 2)):
+            lines += [indent + line for line in self.assignment().splitlines()]
+        if self.depth < 3 and self.random.random() < 0.8:
+            self.depth += 1
+            lines += [f"{indent}if {self.condition()}:", *self.returning(indent + "    ")]
+            if self.random.random() < 0.5:
+                lines += [f"{indent}else:", *self.returning(indent + "    ")]
+            else:
+                lines += self.returning(indent)
+            self.depth -= 1
+        else:
+            lines.append(indent + self.random.choice(["return a", "return b", "return c", "return a", "return c * b"]))
+        return lines
+
     def function(self):
         body = ["def function(a, log, settings, helper):",
                 "    b, c, v, n, k = a * 0.5, a + 1.0, tf.stack([a, -a, a * 2.0]), tf.cast(a * 8.0, tf.int32), 0",
@@ -93,6 +119,32 @@ class Maker:
         body += ["        k += 1", "        if k > 25:", "            break", *self.block("        "),
                  "        a = a + 0.75", "    return a, b, c, v, n, k, pair, out, rest"]  # fmt: skip
         return "\n".join(body) + "\n"
+
+
+def joined(source, seed):
+    """The same source with some statements on one line, behind each other or behind the colon."""
+    draw, found = random.Random(seed), []
+    for line in source.splitlines():
+        indent = len(line) - len(line.lstrip())
+        before = found[-1] if found else ":"
+        is_simple = not line.endswith(":")
+        if is_simple and len(before) - len(before.lstrip()) == indent and not before.endswith(":") and (
+            ": " not in before and draw.random() < 0.5
+        ):
+            found[-1] += "; " + line.lstrip()
+        else:
+            found.append(line)
+    lines, found = found, []
+    for number, line in enumerate(lines):
+        indent = len(line) - len(line.lstrip())
+        after = lines[number + 1] if number + 1 < len(lines) else ""
+        is_alone = not line.endswith(":") and len(after) - len(after.lstrip()) < indent
+        is_body = found and found[-1].endswith(":") and len(found[-1]) - len(found[-1].lstrip()) < indent
+        if is_alone and is_body and not found[-1].startswith("def ") and draw.random() < 0.6:
+            found[-1] += " " + line.lstrip()
+        else:
+            found.append(line)
+    return "\n".join(found) + "\n"
 
 
 class Settings:
@@ -118,6 +170,20 @@ def test_random_loops(seed, backend, tune):
 def test_random_branches(seed, backend, tune):
     """The same, whatever way the branches take."""
     compare(Maker(seed).branches(), seed, backend, tune)
+
+
+@pytest.mark.parametrize("seed", range(200, 232))
+def test_random_lines(seed, tune):
+    """The same, however the statements are spread over lines."""
+    maker = Maker(seed)
+    source = (maker.function, maker.branches, maker.gates, maker.gates)[seed % 4]()
+    compare(joined(source, seed), seed, "graph", tune)
+
+
+@pytest.mark.parametrize("seed", range(300, 320))
+def test_random_returns(seed, tune):
+    """The same, where a function that is called is left from one of several branches."""
+    compare(Maker(seed).gates(), seed, "graph", tune)
 
 
 def compare(source, seed, backend, tune):
