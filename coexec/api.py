@@ -358,7 +358,7 @@ def function(
     name: str | None = None,
     autograph: Any = None,
     regions: Literal["all"] | bool = True,
-    control_flow: bool = False,
+    control_flow: bool | None = None,
     batching: bool = False,
 ) -> Callable[[Callable[..., Any]], Function]: ...
 
@@ -373,7 +373,7 @@ def function(
     name: str | None = None,
     autograph: Any = None,
     regions: Literal["all"] | bool = True,
-    control_flow: bool = False,
+    control_flow: bool | None = None,
     batching: bool = False,
 ) -> Any:
     """Makes a function of eager TensorFlow operations fast, without changing what it does.
@@ -395,10 +395,11 @@ def function(
         methods and other libraries, once the function has settled: their Python is watched instruction by instruction
         while they are learnt, in a share of the time that calls take, and no more where that does not pay.
         Experimental; on CPython 3.11, and without `control_flow`.
-      control_flow: run loops and branches whose conditions are tensors on the device, as far as they only compute, and
-        follow calls of graph functions (`tf.function`) that only compute. Experimental: what is not known to compute is
-        refused, and what is read is guarded; what is missed is listed in coexec/README.md (a tensor that a branch hands
-        on is a new object). By default Python takes every decision, and such calls run on their own.
+      control_flow: run loops and branches whose conditions are tensors on the device, as far as they only compute: what
+        is not known to compute is refused, and what is read is guarded. None: `while` loops, once they have asked often
+        in one call, and as long as arguments keep their sizes. True: whatever decides, from the beginning, and follow
+        calls of graph functions (`tf.function`) that only compute; experimental, as a tensor that a branch hands on is
+        a new object (coexec/README.md lists what is missed). False: Python takes every decision.
       batching: where calls keep taking new ways (trees, sequences of all lengths), so that following them does not pay,
         carry out operations that come from the same places of the source together, as a few large ones, and their
         gradients, too, if that takes less time. Experimental; sums are taken in another order than eagerly.

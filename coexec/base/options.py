@@ -16,7 +16,7 @@ class Options:
       False nothing.
     `regions`: memoize calls into Keras (skip their Python), if that makes no observable difference; "all": any calls.
     `control_flow`: run loops and branches on tensors on the device, if they have no effects, and inline calls of graph
-      functions that have none.
+      functions that have none; None: `while` loops only, once they ask often.
     `batching`: batch the operations of calls that are not followed, where that takes less time.
     `reduce_retracing`: follow calls whose sizes keep changing at any size (`tracer.dynamic_paths`).
     `strict`: raise `coexec.Divergence` where a call would be recorded.
@@ -31,7 +31,7 @@ class Options:
     strict: bool = False
     name: str | None = None
     regions: Literal["all"] | bool = True
-    control_flow: bool = False
+    control_flow: bool | None = None
     batching: bool = False
     validating: bool = False
     trusting: bool = False
@@ -42,6 +42,8 @@ class Options:
             raise ValueError(f"jit_compile is 'auto', True or False, not {self.jit_compile!r}")
         if self.regions is not True and self.regions is not False and self.regions != "all":
             raise ValueError(f"regions is 'all', True or False, not {self.regions!r}")
+        if self.control_flow is not None and not isinstance(self.control_flow, bool):
+            raise ValueError(f"control_flow is True, False or None, not {self.control_flow!r}")
 
 
 class Divergence(RuntimeError):

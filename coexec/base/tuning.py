@@ -347,10 +347,18 @@ class Tuning:
     max_raised_again: int = 1000  # operations of a call that re-raise a failure that the program could not catch
     forced_event: int = -1  # for tests: the number of the operation at which the cursor reports a mismatch
 
+    # Decisions of functions of which nobody has said who decides (`dispatch/decision_policy`).
+
+    # By the `while` loops of one call, with which the device gets control: a loop of a hundred iterations takes a tenth
+    # of the time from then on. And calls in a row in which the device took none, after which Python decides for good.
+    decisions_many: int = 24
+    decisions_in_vain: int = 6
+
     # Decisions on the device (`control_flow/run/decisions`, `control_flow/run/placement`).
 
     # Decisions at a place before its statement is staged, which takes as long as some hundred operations.
     decision_patience: int = 16
+    decision_patience_known: int = 2  # the same in a function that is known to take many
     decision_samples: int = 16  # iterations that are timed
     max_decisions: int = 4096  # places
     max_callers: int = 4096  # call sites

@@ -21,13 +21,14 @@ from coexec.base.options import Divergence, Options
 from coexec.base.stats import EventLog
 from coexec.base.tuning import tuning
 from coexec.debug.nan_watch import NanWatch
+from coexec.dispatch.decision_policy import DecisionPolicy
 from coexec.dispatch.host_gaps import TimedFollower, is_timed, note
 from coexec.dispatch.profitability import Profitability
 from coexec.dispatch.return_values import hand_out
 from coexec.dispatch.shape_policy import ShapePolicy, Verdict
 from coexec.dispatch.tail_launch import launch_tail
 from coexec.follow.call_state import LateLaunch
-from coexec.follow.device_control import DeviceControl, EarlyReturn
+from coexec.follow.device_control import EarlyReturn
 from coexec.follow.follower import Follower, LibraryCall
 from coexec.launch.executor import SegmentExecutor
 from coexec.launch.frequent_sizes import is_frequent
@@ -64,11 +65,9 @@ class Controller:
         self.graph = TraceGraph(name)
         self.segments = SegmentExecutor(options, self.ledger, name)
         self.known_calls = KnownCalls()
-        self.control: DeviceControl | None = None  # of a function made with `control_flow=True`
-        if options.control_flow:
-            from coexec.control_flow import OnDevice  # imported only on request
-
-            self.control = OnDevice(self.ledger)
+        # A strict function's calls are to be known, and the device's decisions are another way.
+        asked = bool(options.control_flow) if options.strict else options.control_flow
+        self.decisions = DecisionPolicy(asked, self.ledger)
         if options.regions:
             library.install()
         self._lock = threading.Lock()
@@ -186,9 +185,10 @@ class Controller:
         if not (mode.strict or mode.validate_every):
             if tuning.batches_all or not self.account.admit():
                 return self._run_unfollowed(attempt, args, kwargs)
-            verdict = Verdict.FOLLOW
-            if not self.dynamic.made:
-                verdict = self.sizes.judge(args, kwargs, self.account.affords, self.graph.size() < tuning.graph_room)
+            verdict = Verdict.FOLLOW if self.dynamic.made else self._judge_sizes(args, kwargs)
+            if not verdict and self.decisions.end():  # without, calls may be followed at any size
+                self.sizes = ShapePolicy(self._is_method, self._is_dynamic())
+                verdict = self._judge_sizes(args, kwargs)
             if not verdict:
                 text = "its arguments come in ever other sizes: calls run plainly until one has come often"
                 hint = "coexec.dynamic pads arguments to few sizes"
@@ -206,6 +206,9 @@ class Controller:
         finally:
             intercept.release()
             attempt.holds = False
+
+    def _judge_sizes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Verdict:
+        return self.sizes.judge(args, kwargs, self.account.affords, self.graph.size() < tuning.graph_room)
 
     def _options_under(self, mode: modes.Mode) -> Options:
         """Returns the options as the mode changes them; counts calls for `validate_every`."""
@@ -320,7 +323,8 @@ class Controller:
         self._followed += 1
         kind = TimedFollower if is_timed(self._followed) else Follower
         following = attempt.following = kind(
-            self.graph, self.segments, self.ledger, options, self._call_site, self.control, self._under_way
+            self.graph, self.segments, self.ledger, options, self._call_site, self.decisions.control, self._under_way,
+            self.decisions.places,
         )
         self._under_way = None
         self.ran = following.ran
@@ -369,13 +373,15 @@ class Controller:
                     hint = "nothing, if such ways are few; choices in one call multiply, so make fewer of them in each"
                     self.ledger.cause(Kind.LEARNING, text, self.name, hint).seconds += seconds
                 if following.trial is not None:
-                    assert self.control is not None
-                    self.control.took(following.trial, seconds if known and finished and kind is Follower else None)
+                    assert following.control is not None
+                    meant = known and finished and kind is Follower
+                    following.control.took(following.trial, seconds if meant else None)
                 if invests:
                     self.account.invested(counted)
                 elif following.trial is None or following.trial.on_device:
                     compiled = compiled and not following.cursor.adopted and following.recorder is None
                     self._consider(following, counted, self._most(following, known, compiled), compiled)
+                self.decisions.called(bool(self.dynamic.made))
 
     def _consider_watching(self, following: Follower, seconds: float, known: bool) -> None:
         """Has calls of helpers learnt where that is due and pays."""
@@ -458,7 +464,8 @@ class Controller:
                 self._learn(recorder.trace)
         elif finished and following.graph is self.graph:
             self.graph.exits.add((cursor.last or self.graph.entry).number)
-            if cursor.adopted_in and self.control is None and self._is_dynamic():
+            control = following.control
+            if cursor.adopted_in and (control is None or control.is_idle) and self._is_dynamic():
                 with self._lock, intercept.handling(None):
                     for last, numbers in cursor.adopted_in:
                         self.dynamic.note(self.graph, last, numbers)
@@ -480,8 +487,8 @@ class Controller:
         with self._lock:
             self.segments.clear()
             self.known_calls.clear()
-            if self.control is not None:
-                self.control.clear()
+            if self.decisions.control is not None:
+                self.decisions.control.clear()
             self.graph, self.ran = TraceGraph(self.name), []
             self.account, self.batching = Profitability(), None
             self.sizes = ShapePolicy(self._is_method, self._is_dynamic())

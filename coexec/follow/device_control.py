@@ -1,14 +1,14 @@
 """Device control: the interface of control flow on the device to a followed call.
 
-`coexec.control_flow` implements `DeviceControl`, and is imported when a function is made with `control_flow=True`.
-Nothing else depends on it: without it Python decides every branch, and graph functions run on their own.
+`coexec.control_flow` implements `DeviceControl`, and is imported for the first function whose decisions it takes (see
+`dispatch/decision_policy`). Nothing else depends on it: without it Python decides every branch.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol
 
 from coexec.follow.tapes import Tapes
@@ -73,8 +73,16 @@ class FollowedCall(Protocol):
         """Runs an operation that is not part of a segment."""
 
 
+# Where Python has decided, by code and instruction: how often, and the globals.
+Places = dict[tuple[CodeType, int], tuple[int, dict[str, Any]]]
+
+
 class DeviceControl(Protocol):
     """Control flow on the device, for the calls of one function."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the device has taken no decision so far."""
 
     def decide(self, run: FollowedCall, lazy: LazyTensor, frame: FrameType) -> bool:
         """Returns the truth value of a tensor that the code of `frame` tests.
@@ -91,6 +99,9 @@ class DeviceControl(Protocol):
 
     def took(self, trial: TimedCall, seconds: float | None) -> None:
         """Notes how long a timed call took; None if the time is meaningless."""
+
+    def called(self) -> None:
+        """Notes that a call has ended."""
 
     def clear(self) -> None:
         """Clears everything learnt."""

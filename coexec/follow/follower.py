@@ -20,7 +20,7 @@ from coexec.base.stats import EventLog, Kind
 from coexec.base.tuning import tuning
 from coexec.follow.assertions import ASSERTIONS, assume, assume_statement
 from coexec.follow.call_state import CallState, Event, LateLaunch, Phase, after, lock
-from coexec.follow.device_control import DeviceControl
+from coexec.follow.device_control import DeviceControl, Places
 from coexec.follow.flush import (
     admit,
     carry_out,
@@ -68,7 +68,7 @@ LibraryCall = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 class Follower(CallState):
     """The handler of one followed call; after a divergence it delegates to a recorder."""
 
-    __slots__ = ("control", "library")
+    __slots__ = ("_places", "control", "library")
 
     def __init__(
         self,
@@ -79,11 +79,12 @@ class Follower(CallState):
         call_site: Callable[[Follower], LibraryCall],
         control: DeviceControl | None,
         before: LateLaunch | None = None,
+        places: Places | None = None,
     ) -> None:
         super().__init__(graph, segments, ledger, options, before, self.constant)
-        self.control = control
-        self.joins = self.cursor.cuts_at_joins = control is None
-        self.cursor.opens = control is None and options.jit_compile is not True
+        self.control, self._places = control, places
+        self.joins = self.cursor.cuts_at_joins = control is None or control.is_idle
+        self.cursor.opens = self.joins and options.jit_compile is not True
         if control is not None:
             self.tapes.told = control.watched
         self.library = call_site(self)
@@ -473,6 +474,9 @@ class Follower(CallState):
         if self.control is not None:
             return self.control.decide(self, lazy, frame)
         self.ledger.count("decisions")
+        if (places := self._places) is not None and len(places) < tuning.max_decisions:
+            key = frame.f_code, frame.f_lasti
+            places[key] = places.get(key, (0,))[0] + 1, frame.f_globals
         return lazy.truth()
 
     def assume(self, condition: LazyTensor, message: list[str]) -> bool:

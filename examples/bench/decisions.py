@@ -15,7 +15,7 @@ from examples.bench.case import Program, forever
 WRAPPERS: dict[str, Callable] = {
     "eager": lambda step: step,
     "coexec": functools.partial(coexec.function, control_flow=True),
-    "host": coexec.function,
+    "host": functools.partial(coexec.function, control_flow=False),
     "tf.function": tf.function,
     "jit": functools.partial(tf.function, jit_compile=True),
 }

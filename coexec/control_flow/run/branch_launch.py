@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from coexec.control_flow.grad.block_vjp import vjps_of
 from coexec.control_flow.grad.tape_records import BranchVjp, notify_of_reads, record_reads
@@ -23,7 +23,7 @@ from coexec.control_flow.run.frames import (
     way_past,
 )
 from coexec.control_flow.run.loop_launch import is_watched
-from coexec.control_flow.trace.conditionals import TracedBranch, built
+from coexec.control_flow.trace.conditionals import TracedBranch, Vjp, built
 from coexec.control_flow.trace.range_loops import OVER, TracedRange
 from coexec.control_flow.trace.read_guards import VariableRead
 from coexec.follow.device_control import EarlyReturn, FollowedCall
@@ -32,26 +32,15 @@ from coexec.lowering.plan import recurses, selects
 from tracer.block import BRANCH, CALL, Block
 from tracer.errors import Refused
 from tracer.intercept import tape_is_empty
-from tracer.spec import Spec
 from tracer.syntax import Decision, Simple
 
 if TYPE_CHECKING:
-    from coexec.control_flow.program_types import Tensor, Value
+    from coexec.control_flow.program_types import Value
     from tracer.lazy import LazyTensor
 
     Lead = Callable[..., bool]  # `Moves.lead` of a frame, for a site
 
 NO_EXIT = "a way through it returns, and the function has no `return` of nothing but variables to leave it by"
-
-
-class Vjp(Protocol):
-    """A block's VJP: `forward` is run in place of the block, and returns `more` results for `record`."""
-
-    forward: Block
-    more: list[Spec]
-
-    def record(self, run: FollowedCall, given: list[Tensor], results: list[LazyTensor]) -> None:
-        """Records the block on tapes, with these arguments and results."""
 
 
 # Makes the VJP of a block with recursive calls, for the watched arguments; set by `recursion`.
@@ -72,8 +61,7 @@ def vjp_for(run: FollowedCall, staged: TracedBranch, arguments: list[Value]) -> 
             staged.vjps[watched] = _vjp_of(staged.block, watched)
         except Refused as refused:
             staged.vjps[watched] = str(refused)
-    found: Vjp | str = staged.vjps[watched]
-    return found
+    return staged.vjps[watched]
 
 
 def _vjp_of(block: Block, watched: tuple[int, ...] | None) -> Vjp:

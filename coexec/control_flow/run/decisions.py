@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import math
 import statistics
+import sys
 import time
 from functools import partial
 from types import FrameType
@@ -31,7 +32,7 @@ from coexec.control_flow.run.frames import (
     set_locals,
     way_into_else,
 )
-from coexec.control_flow.run.identity import Watchers, hands_on, may_be_asked
+from coexec.control_flow.run.identity import Watchers, gives_twice, hands_on, hands_on_any, may_be_asked
 from coexec.control_flow.run.loop_launch import LoopRun, room_for, vjp_for
 from coexec.control_flow.run.placement import Placements
 from coexec.control_flow.run.sites import Site
@@ -68,8 +69,11 @@ if TYPE_CHECKING:
 class Decisions:
     """The decisions of one co-executed function's calls."""
 
-    def __init__(self, ledger: EventLog) -> None:
+    def __init__(self, ledger: EventLog, by_itself: bool = False) -> None:
+        """`by_itself`: nobody asked for decisions on the device, so nothing may differ."""
         self.ledger = ledger
+        self._by_itself = by_itself  # then only `while` loops are the device's: no frame goes on elsewhere for them
+        self.are_idle = by_itself  # whether the device has taken none so far, so that calls are followed as without
         self._sites: dict[tuple[int, int, int], Site] = {}  # by code, statement and globals
         self._places: dict[tuple[int, int, int], tuple[Site, Decision | None]] = {}  # by code, instruction and globals
         self._moves = Moves()
@@ -92,11 +96,11 @@ class Decisions:
         if decision is not None and isinstance(decision.statement, ast.For) and not tape_is_empty():
             site = site.under_tapes()
         site.seen += 1
-        if decision is None:
+        if decision is None or (self._by_itself and not isinstance(decision.statement, ast.While)):
             return lazy.truth()
         if isinstance(decision.statement, ast.Assert):
             return self._assume(site, decision.statement, run, lazy) if self._may(run) else lazy.truth()
-        if site.reason is None and site.seen > tuning.decision_patience and run.recorder is None and self._may(run):
+        if site.reason is None and site.seen > self._patience() and run.recorder is None and self._may(run):
             try:
                 if isinstance(decision.statement, (ast.If, Simple)):
                     if not returns(decision.statement) or is_decorated(frame) or site.exits:
@@ -112,10 +116,16 @@ class Decisions:
                 answer = None
             if answer is not None:
                 site.before = 0.0
+                self.are_idle = False
                 return answer
         truth = lazy.truth()
         site.went_on(truth is not decision.negated)
         return truth
+
+    def wait(self, lazy: LazyTensor) -> bool:
+        """Returns a tensor's truth value, for which Python waits."""
+        self.ledger.count("decisions")
+        return lazy.truth()
 
     def clear(self) -> None:
         """Clears everything learnt."""
@@ -146,8 +156,11 @@ class Decisions:
                 site.exits = exits(decision, frame)
         return site, decision
 
+    def _patience(self) -> int:
+        return tuning.decision_patience_known if self._by_itself else tuning.decision_patience
+
     def _may(self, run: FollowedCall) -> bool:
-        return may_move() and run.forced < 0
+        return may_move() and run.forced < 0 and not (self._by_itself and sys.getprofile() is not None)
 
     def _take(
         self, site: Site, decision: Decision, run: FollowedCall, lazy: LazyTensor, frame: FrameType
@@ -164,7 +177,7 @@ class Decisions:
             return staged
 
         found = self._find(
-            site, frame, variables, stage, lambda staged: branch_launch.described(staged).format(site.noun), lazy
+            run, site, frame, variables, stage, lambda staged: branch_launch.described(staged).format(site.noun), lazy
         )
         if found is None:
             return None
@@ -226,7 +239,7 @@ class Decisions:
         self, site: Site, decision: Decision, run: FollowedCall, lazy: LazyTensor, frame: FrameType
     ) -> bool | None:
         """Runs iterations of the loop on the device; returns the answer to its test, None if Python must decide."""
-        if not self._can_record(site, run):
+        if not self._can_record(site, run) or (self._by_itself and decision.compares_on):  # that takes a trace function
             return None
         variables = locals_of(frame)
 
@@ -235,7 +248,7 @@ class Decisions:
             refuse_failures(staged.loop)
             return staged
 
-        found = self._find(site, frame, variables, stage, lambda _: "a `while` loop turns on the device")
+        found = self._find(run, site, frame, variables, stage, lambda _: "a `while` loop turns on the device")
         if found is None:
             return None
         staged, arguments = found
@@ -302,7 +315,7 @@ class Decisions:
             way_into_else(decision.statement, frame.f_code, variables)  # type: ignore[arg-type]
             return staged
 
-        found = self._find(site, frame, variables, stage, lambda _: "a `for` loop turns on the device", None)
+        found = self._find(run, site, frame, variables, stage, lambda _: "a `for` loop turns on the device", None)
         if found is None:
             return None
         staged, arguments = found
@@ -359,7 +372,7 @@ class Decisions:
         return staged.without(after), first.count + (last.count if last is not None else 0)
 
     def _find(
-        self, site: Site, frame: FrameType, variables: dict[str, Value],
+        self, run: FollowedCall, site: Site, frame: FrameType, variables: dict[str, Value],
         stage: Callable[[], _Traced], described: Callable[[_Traced], str], *asked: LazyTensor | None,
     ) -> tuple[_Traced, list[Value]] | None:  # fmt: skip
         """Returns a traced statement whose guards hold, and its arguments; traces it if need be; None if refused."""
@@ -368,7 +381,7 @@ class Decisions:
             site.staged.append(staged)
             arguments = staged.arguments(variables, *asked)
             if arguments is not None:
-                return None if self._is_noticed(site, staged, frame) else (staged, arguments)
+                return None if self._is_noticed(run, site, staged, arguments, frame) else (staged, arguments)
         most = tuning.max_staged if isinstance(site.statement, (ast.While, ast.For)) else tuning.max_staged_branches
         if len(site.staged) >= most or len(site.refused) >= tuning.max_stage_refused:
             self._leave_to_python(site, "what it relies on keeps changing")
@@ -390,16 +403,22 @@ class Decisions:
             site.refused[kinds] = str(refused)
             self.ledger.cause(Kind.DECISION, f"{site.left}: {refused}", _location())
             return None
-        staged.hands_on = any(map(hands_on, staged.parts()))
+        staged.is_shared = gives_twice(staged)
+        staged.hands_on = staged.is_shared or any(map(hands_on, staged.parts()))
         site.staged.append(staged)
-        if self._is_noticed(site, staged, frame):
+        if self._is_noticed(run, site, staged, arguments, frame):
             return None
         self.ledger.cause(Kind.DECISION, described(staged), _location())
         return staged, arguments
 
-    def _is_noticed(self, site: Site, staged: Staged, frame: FrameType) -> bool:
+    def _is_noticed(
+        self, run: FollowedCall, site: Site, staged: Staged, arguments: list[Value], frame: FrameType
+    ) -> bool:
         """Whether the program may ask which object comes out of a statement; says so in `explain()` if it does."""
-        if not staged.hands_on or not (may_be_asked(frame) or self.watchers.elsewhere(frame)):
+        if not staged.hands_on:
+            return False
+        is_known_outside = self._by_itself and (staged.is_shared or hands_on_any(staged.parts(), arguments, run))
+        if not (is_known_outside or may_be_asked(frame) or self.watchers.elsewhere(frame)):
             return False
         reason = "a tensor that it hands on may be asked for its identity, or watched by a tape, later on"
         self.ledger.cause(Kind.DECISION, f"{site.left}: {reason}", _location())

@@ -15,12 +15,21 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
 from coexec.base.tuning import tuning
+from coexec.control_flow.trace.while_loops import TracedLoop
 from tracer.block import BRANCH, LOOP, Block, WhileLoop, steps_of
 from tracer.effects import is_programs
+from tracer.lazy import LazyTensor
 from tracer.location import is_entry
+from tracer.private import EagerTensor
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from coexec.control_flow.program_types import Value
+    from coexec.control_flow.run.sites import Staged
+    from coexec.follow.device_control import FollowedCall
     from tracer.block import Branch
+    from tracer.graph import Step
 
 _TAPES = frozenset({"watch", "ForwardAccumulator"})
 _ASKING = _TAPES | {"id", "ref", "is_", "is_not"}
@@ -44,12 +53,53 @@ def hands_on(part: Block | WhileLoop) -> bool:
     for block in blocks:
         for outer in block.steps:
             for step in (outer, *steps_of(outer)):
-                inner: Branch = step.attrs[1] if step.op in (BRANCH, LOOP) else None  # type: ignore[assignment]
-                if step.op == BRANCH and (_returns_argument(inner.then) or _returns_argument(inner.other)):
+                if step.op in (BRANCH, LOOP) and _may_return_argument(step):
                     return True
-                if step.op == LOOP:
-                    return True  # it may make no iteration
     return isinstance(part, WhileLoop) and _returns_argument(part.body)
+
+
+def gives_twice(staged: Staged) -> bool:
+    """Returns whether one tensor may come out of a statement in two ways: as two variables, or in a list and as one."""
+    for part in staged.parts():
+        body = part if isinstance(part, Block) else part.body
+        if any(step.op in (BRANCH, LOOP) and _may_return_argument(step) for step in body.steps) and (
+            isinstance(part, WhileLoop)
+        ):
+            return True
+        if _is_twice(body.results if isinstance(part, Block) else body.results[: len(part.states)]):
+            return True
+    if isinstance(staged, TracedLoop) and staged.lists:
+        turn = staged.turn
+        if turn is None or _is_twice(turn.results):
+            return True
+        appended = turn.results[len(turn.results) - len(staged.taken) :]
+        return any(isinstance(slot, int) and slot < 0 for slot in appended)
+    return False
+
+
+def _may_return_argument(step: Step) -> bool:
+    if step.op == LOOP:
+        return True  # it may make no iteration
+    inner: Branch = step.attrs[1]
+    return _returns_argument(inner.then) or _returns_argument(inner.other)
+
+
+def _is_twice(results: Sequence[object]) -> bool:
+    slots = [slot for slot in results if isinstance(slot, int)]
+    return len(set(slots)) < len(slots)
+
+
+def hands_on_any(parts: Sequence[Block | WhileLoop], arguments: list[Value], run: FollowedCall) -> bool:
+    """Returns whether one that does so may hand on a tensor from before the call, which others may have, too."""
+    for part in parts:
+        places = part.states if isinstance(part, WhileLoop) else range(len(part.arguments))
+        if any(_is_from_before(arguments[place], run) for place in places if place < len(arguments)):
+            return True
+    return False
+
+
+def _is_from_before(value: Value, run: FollowedCall) -> bool:
+    return type(value) is EagerTensor or (type(value) is LazyTensor and value._run is not run)
 
 
 def _returns_argument(block: Block) -> bool:

@@ -1,4 +1,4 @@
-"""On device: the implementation of `DeviceControl`, for functions with `control_flow=True`."""
+"""On device: the implementation of `DeviceControl`, for functions whose decisions the device takes."""
 
 from __future__ import annotations
 
@@ -21,17 +21,27 @@ if TYPE_CHECKING:
 class OnDevice:
     """Implements `DeviceControl` for one co-executed function."""
 
-    def __init__(self, ledger: EventLog) -> None:
-        self._decisions = Decisions(ledger)
+    def __init__(self, ledger: EventLog, by_itself: bool = False) -> None:
+        """`by_itself`: nobody asked for it, so nothing may differ: which object a tensor is, or what a profiler sees.
+
+        Then one call passes in which Python decides, and all tensors that tapes watch are noted.
+        """
+        self._decisions = Decisions(ledger, by_itself)
         self._functions = GraphFunctions(ledger)
+        self._waits = self._by_itself = by_itself
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the device has taken no decision so far."""
+        return self._decisions.are_idle
 
     def decide(self, run: FollowedCall, lazy: LazyTensor, frame: FrameType) -> bool:
         """Returns the truth value of a tensor, or the answer that takes Python to where the device is."""
-        return self._decisions.decide(run, lazy, frame)
+        return self._decisions.wait(lazy) if self._waits else self._decisions.decide(run, lazy, frame)
 
     def call_function(self, run: FollowedCall, op: str | bytes, inputs: Sequence[Tensor]) -> list[LazyTensor] | None:
         """Follows a call of a graph function; None if it must run on its own."""
-        return self._functions.call(run, op, inputs)
+        return None if self._by_itself else self._functions.call(run, op, inputs)
 
     def watched(self, value: Value) -> None:
         """Notes what watches tensors; variables keep their identity."""
@@ -41,6 +51,10 @@ class OnDevice:
     def took(self, trial: TimedCall, seconds: float | None) -> None:
         """Notes the time of a timed call."""
         self._decisions.placements.took(trial, seconds)
+
+    def called(self) -> None:
+        """Notes that a call has ended: its tapes are known."""
+        self._waits = False
 
     def clear(self) -> None:
         """Clears everything learnt about decisions."""

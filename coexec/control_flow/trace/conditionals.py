@@ -12,7 +12,7 @@ import ast
 import sys
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import tensorflow as tf
 
@@ -29,7 +29,8 @@ from tracer.spec import RESOURCE, STRING, VARIANT, Spec, spec_of
 from tracer.syntax import Decision, Simple, assigned_names, is_read, shared_names
 
 if TYPE_CHECKING:
-    from coexec.control_flow.program_types import Value
+    from coexec.control_flow.program_types import Tensor, Value
+    from coexec.follow.device_control import FollowedCall
 
 # The interpreter that traces statements; `recursion` replaces it by one that traces recursive functions.
 interpreter: type[Statements] = Statements
@@ -65,6 +66,16 @@ if TYPE_CHECKING:
     Form = ResultAt | IntResult | ArgumentAt | NewList | tuple["Form", ...] | Value  # how to build a value
 
 
+class Vjp(Protocol):
+    """A block's VJP: `forward` is run in place of the block, and returns `more` results for `record`."""
+
+    forward: Block
+    more: list[Spec]
+
+    def record(self, run: FollowedCall, given: list[Tensor], results: list[LazyTensor]) -> None:
+        """Records the block on tapes, with these arguments and results."""
+
+
 @dataclass
 class TracedBranch:
     """A traced branch, its guards, and how to apply its results."""
@@ -78,10 +89,10 @@ class TracedBranch:
     specs: list[Spec]
     room: int | None = field(default=None, kw_only=True)  # the argument that limits nested calls
     stops: bool = field(default=False, kw_only=True)  # whether the last result flags that all is left to Python
-    # The results' VJPs, traced when first needed, by the watched arguments if those matter (`run.branch_launch.Vjp`);
-    # or why there are none.
-    vjps: dict[tuple[int, ...] | None, Any] = field(default_factory=dict, init=False)
-    hands_on: bool = field(default=False, init=False)  # whether a result may be a tensor from before
+    # The results' VJPs, traced when first needed, by the watched arguments if those matter; or why there are none.
+    vjps: dict[tuple[int, ...] | None, Vjp | str] = field(default_factory=dict, init=False)
+    hands_on: bool = field(default=False, init=False)  # whether a result may be a tensor that is known otherwise
+    is_shared: bool = field(default=False, init=False)  # whether it may be another result, too
 
     def parts(self) -> list[Block]:
         """Returns what was traced."""

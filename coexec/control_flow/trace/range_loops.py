@@ -121,7 +121,8 @@ class RangeIterations:
     turns: TracedLoop
     last: TracedLoop | None
     loop: ast.For
-    hands_on: bool = field(default=False, init=False)  # whether a result may be a tensor from before
+    hands_on: bool = field(default=False, init=False)  # whether a result may be a tensor that is known otherwise
+    is_shared: bool = field(default=False, init=False)  # whether it may be another result, too
 
     def arguments(self, local: dict[str, Value], _: LazyTensor | None = None) -> list[Value] | None:
         """Returns the inputs of the iterations; None if a guard fails."""

@@ -77,7 +77,8 @@ class TracedLoop:
     taken: list[int]  # by appended tensor: the number of its list
     # Traced when first needed; or why there is none.
     vjp: LoopVjp | IterationVjp | str | None = field(default=None, init=False)
-    hands_on: bool = field(default=False, init=False)  # whether a result may be a tensor from before
+    hands_on: bool = field(default=False, init=False)  # whether a result may be a tensor that is known otherwise
+    is_shared: bool = field(default=False, init=False)  # whether it may be another result, too
 
     def parts(self) -> list[WhileLoop]:
         """Returns what was traced."""

@@ -671,7 +671,7 @@ def test_under_tapes(backend):
 
 def test_the_option_leaves_all_to_python():
     """Each call then asks."""
-    fn = coexec.function(twice_itself)
+    fn = coexec.function(twice_itself, control_flow=False)
     for args in NUMBERS:
         assert_same(snapshot(twice_itself(*args)), snapshot(fn(*args)))
     assert fn.stats().decisions_on_device == 0

@@ -1,0 +1,296 @@
+"""Decision policy: the device takes decisions of functions that take many, without being asked, and nothing differs."""
+
+import dis
+import linecache
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import coexec
+from coexec.base.stats import EventLog
+from coexec.base.tuning import tuning
+from coexec.dispatch.decision_policy import DecisionPolicy
+from tests.snapshots import assert_same, snapshot
+from tracer.syntax import decision_at
+
+
+def grows(x):
+    """A loop that asks a tensor some seventy times."""
+    turns = 0
+    while tf.reduce_sum(x) < 4000.0:
+        x = 1.1 * x + 0.1
+        turns += 1
+    return x, turns
+
+
+def approaches(x):
+    """A loop that keeps the tensor of the iteration before: after one, that is what the function was given."""
+    old, turns = x - 1.0, 0
+    while tf.reduce_max(tf.abs(x - old)) > 1e-3:
+        old = x
+        x = 0.9 * x
+        turns += 1
+    return x, old, turns
+
+
+def gates(x):
+    """Thirty branches on tensors."""
+    for _ in range(30):
+        if tf.reduce_sum(x) > 1.0:
+            x = 0.5 * x
+        tf.identity(x)
+    return x
+
+
+def tells(x, log):
+    """As `grows`, with an effect in each iteration."""
+    while tf.reduce_sum(x) < 4000.0:
+        x = 1.1 * x + 0.1
+        log.append(len(log))
+    return x
+
+
+def settled(function, calls=12):
+    """A co-executed function, after so many calls as eagerly, without the clock's say."""
+    step = coexec.function(function)
+    for n in range(calls):
+        x = tf.constant([1.0 + n % 3, 2.0])
+        assert_same(snapshot(function(x)), snapshot(step(x)))
+    return step
+
+
+def on_device(step):
+    return step.stats().decisions_on_device
+
+
+def has_control(step):
+    return step._controller.decisions.control is not None
+
+
+def test_a_loop_turns_on_the_device():
+    """From the third call on, with eager's values and Python numbers."""
+    step = settled(grows)
+    assert on_device(step) > 8 * 60, step.explain()
+    before = step.stats().decisions
+    step(tf.constant([1.0, 2.0]))
+    assert step.stats().decisions - before <= 2  # where it begins, and where it ends
+
+
+ASSERTS = """
+def body(x, log):
+    for _ in range(30):
+        x = x * 0.5 if tf.reduce_sum(x) > 1.0 else x + 0.25
+        assert tf.reduce_sum(x) < 1000.0
+        log.append(0)
+    while tf.reduce_sum(x) < 4000.0:
+        x = 1.1 * x + 0.1
+    return x
+"""
+
+
+def test_nothing_but_loops():
+    """For branches, Python's frame would have to go on elsewhere; an assertion would be checked too late."""
+
+    file, names = "<asserts>", {"tf": tf}
+    # Not a function of this file, as pytest rewrites the assertions in it.
+    linecache.cache[file] = (len(ASSERTS), None, ASSERTS.splitlines(True), file)
+    exec(compile(ASSERTS, file, "exec"), names)
+    body = names["body"]
+    step, log, other = coexec.function(body), [], []
+    for n in range(12):
+        x = tf.constant([1.0 + n % 3, 2.0])
+        assert_same(snapshot(body(x, log)), snapshot(step(x, other)))
+    assert has_control(step)
+    before = step.stats().decisions
+    step(x, other)
+    assert step.stats().decisions - before >= 60
+    for each, calls in ((body, log), (step, other)):
+        del calls[:]
+        with pytest.raises(AssertionError):
+            each(tf.constant([1e9, 2.0]), calls)
+    assert log == other
+
+
+def test_branches_alone_do_not_begin_it():
+    """However many they are."""
+    step = settled(gates)
+    assert step.stats().decisions > 200
+    assert not has_control(step)
+
+
+def test_a_tensor_that_others_have_stays_the_object_that_it_is():
+    """What a loop hands on from before the call may be asked for outside: Python runs the iterations that see it."""
+    step = settled(approaches)
+    assert on_device(step) > 100, step.explain()
+    once = tf.constant([0.0, 0.0])
+    assert approaches(once)[1] is once
+    assert step(once)[1] is once
+
+
+def test_one_tensor_in_two_variables_is_one_object():
+    """Tapes that begin to watch one of them, and `is`, find the same as eagerly, inside and outside."""
+
+    def twice(x):
+        b = x
+        while tf.reduce_sum(x) < 4000.0:
+            x = 1.1 * x + 0.1
+            b = x
+        return x, b
+
+    def best(x):
+        b = x * 2.0
+        while tf.reduce_sum(x) < 4000.0:
+            x = 1.1 * x + 0.1
+            if tf.reduce_sum(x) > 2000.0:
+                b = x
+        return x, b
+
+    def listed(x):
+        found = []
+        while tf.reduce_sum(x) < 4000.0:
+            x = 1.1 * x + 0.1
+            found.append(x)
+        return x, found[-1]
+
+    def watched(x):
+        x, b = twice(x + 0.0)
+        with tf.GradientTape() as tape:
+            tape.watch(b)
+            y = tf.reduce_sum(x * x)
+        return tape.gradient(y, b)
+
+    for each in (twice, best, listed):
+        step = settled(each)
+        one, other = step(tf.constant([1.0, 2.0]))
+        assert one is other, each
+    settled(watched)
+
+
+def test_a_profiler_sees_every_call():
+    """Python decides while one is set."""
+
+    def helper(x):
+        return 1.1 * x + 0.1
+
+    def loop(x):
+        while tf.reduce_sum(x) < 4000.0:
+            x = helper(x)
+        return x
+
+    step = settled(loop)
+    assert on_device(step) > 0, step.explain()
+    seen = []
+    sys.setprofile(lambda frame, event, _: seen.append(event) if frame.f_code is helper.__code__ else None)
+    try:
+        before = on_device(step)
+        step(tf.constant([1.0, 2.0]))
+        assert on_device(step) == before
+    finally:
+        sys.setprofile(None)
+    assert seen.count("call") > 20
+
+
+def test_it_is_left_to_python_where_the_device_takes_none():
+    """For good, and the function is followed as any other, at any size."""
+    step, log, other = coexec.function(tells), [], []
+    for _ in range(tuning.decisions_in_vain + 8):
+        assert_same(snapshot(tells(tf.ones(2), log)), snapshot(step(tf.ones(2), other)))
+    assert log == other
+    assert not has_control(step)
+    assert step._controller.decisions._open is False
+    assert on_device(step) == 0
+
+
+def test_sizes_that_change_end_it(tune):
+    """Paths for any size have Python's decisions."""
+    tune(sizes_at_once=1)
+    step = settled(grows)
+    assert has_control(step)
+    for n in range(3, 20):
+        assert_same(snapshot(grows(tf.ones(n))), snapshot(step(tf.ones(n))))
+    assert not has_control(step)
+    assert step.stats().imperative < 8, step.explain()
+
+
+@pytest.mark.parametrize("keywords", [{"control_flow": False}, {"strict": True}])
+def test_it_does_not_begin(keywords):
+    """Where it is declined, or where each call is to be known."""
+    step = coexec.function(grows, **keywords)
+    for _ in range(8):
+        try:
+            step(tf.ones(2))
+        except coexec.Divergence:
+            step.clear()
+    assert on_device(step) == 0
+    assert not has_control(step)
+
+
+def a_test_of(function):
+    """The place of an instruction in it that decides a statement."""
+    code = function.__code__
+    offsets = (at.offset for at in dis.get_instructions(code))
+    return code, next(at for at in offsets if decision_at(code, at, globals()) is not None)
+
+
+def begun_after(calls, times, place, at_any_size=False):
+    """Whether the device has control after so many calls, in which Python decided so many times at a place."""
+    policy = DecisionPolicy(None, EventLog("counted"))
+    for _ in range(calls):
+        if policy.places is not None:
+            policy.places[place] = times, globals()
+        policy.called(at_any_size)
+    return policy.control is not None
+
+
+def test_few_decisions_are_pythons():
+    """They do not pay; nor do any in a function that is followed at any size."""
+    place = a_test_of(grows)
+    assert not begun_after(100, tuning.decisions_many - 1, place)
+    assert begun_after(1, tuning.decisions_many, place)
+    assert not begun_after(100, tuning.decisions_many, place, at_any_size=True)
+    assert not begun_after(100, tuning.decisions_many, a_test_of(gates))
+
+
+def test_what_a_library_asks_does_not_count():
+    """Nor a comparison inside of a call."""
+
+    def sorts(x):
+        return sorted(tf.unstack(x))[0]  # asks 63 times
+
+    step = settled(lambda x: sorts(tf.reshape(x[0] * tf.range(64.0), [64])), 6)
+    assert step.stats().decisions > 4 * 60
+    assert not has_control(step)
+
+
+def test_asked_for_it_stays():
+    """Whatever the device takes."""
+    policy = DecisionPolicy(True, EventLog("asked"))
+    for _ in range(10 * tuning.decisions_in_vain):
+        policy.called(at_any_size=True)
+    policy.end()
+    assert policy.control is not None
+
+
+def test_another_value_is_refused():
+    """With what it may be."""
+    with pytest.raises(ValueError, match="control_flow is True, False or None, not 'auto'"):
+        coexec.function(grows, control_flow="auto")
+
+
+def test_variables_written_in_a_loop():
+    """State is eager's after each call."""
+    ours, theirs = tf.Variable([0.0, 1.0]), tf.Variable([0.0, 1.0])
+
+    def body(v, x):
+        while tf.reduce_max(x) < 20.0:
+            x = 1.05 * x + 0.01 * v
+        v.assign_add(0.01 * x)
+        return x
+
+    step = coexec.function(body)
+    for _ in range(12):
+        assert_same(snapshot(body(theirs, tf.ones(2))), snapshot(step(ours, tf.ones(2))))
+        np.testing.assert_array_equal(ours, theirs)
+    assert on_device(step) > 0, step.explain()
