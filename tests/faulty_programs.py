@@ -223,6 +223,11 @@ class DeviceLoop(RawTape):
         return i, y
 
 
+class LoopUnasked(DeviceLoop):
+    options: ClassVar[dict] = {"jit_compile": False}
+    calls = 6
+
+
 class ListGrowth(RawTape):
     def step(self, x):
         kept = []
@@ -337,7 +342,7 @@ class Escapes(RawTape):
 
 PROGRAMS = [
     Keras, KerasAdam, RawTape, Tries, Assertions, MakesVariables, Draws, Dropout, Reads, Branches, NestedTapes,
-    Jacobian, KerasMetric, CustomLayer, DeviceLoop, ListGrowth,
+    Jacobian, KerasMetric, CustomLayer, DeviceLoop, LoopUnasked, ListGrowth,
     Threads, GraphFunction, UsersError, Generators, PythonCallback,
     Shapes, Escapes,
 ]  # fmt: skip
