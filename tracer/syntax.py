@@ -183,6 +183,16 @@ def _branch(function: ast.FunctionDef, branch: ast.If, negated: bool) -> Decisio
     return Decision(branch, negated, behind, following, unread=unread)
 
 
+def names_read(code: CodeType, namespace: dict[str, Any], statement: ast.AST | None) -> frozenset[str]:
+    """Returns the names that a function reads outside of one of its statements."""
+    function = function_of(code, namespace)
+    inside = set() if statement is None else set(map(id, ast.walk(statement)))
+    found = ast.walk(function) if function is not None else ()
+    return frozenset(
+        n.id for n in found if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Store) and id(n) not in inside
+    )
+
+
 def _blocks_to(parent: Any, statement: ast.stmt) -> list[tuple[Any, list[ast.stmt]]]:
     """Returns the statements around a statement, outermost first, each with what follows in its block.
 

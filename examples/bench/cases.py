@@ -329,14 +329,14 @@ CASES = (
     Case("fit-mlp", "Keras fit, MLP, 40 steps", fit_mlp, 1, 0.1, 1.0, wrappers=fits.WRAPPERS),
     Case("fit-lstm", "Keras fit, LSTM cell, 10 steps", fit_lstm, 1, 0.3, 1.0, wrappers=fits.WRAPPERS),
     Case("while-loop", "`while` on a tensor, 100 rounds", decisions.while_loop, calls=20, at_most=0.04,
-         of_function=0.35, wrappers=decisions.WRAPPERS),
+         of_function=0.35, wrappers=decisions.LOOPS),
     Case("decoding", "greedy decoding by a GRU, 50 letters", decisions.greedy_decoding, calls=4, at_most=0.1,
-         wrappers=decisions.WRAPPERS),
+         wrappers=decisions.LOOPS),
     Case("tree", "TreeLSTM by recursion, one tree", decisions.one_tree, calls=4, at_most=0.3),
     Case("early-exit", "a classifier of four stages with exits", decisions.early_exits, calls=20, of_host=0.9,
-         wrappers=decisions.WRAPPERS),
+         wrappers=decisions.BRANCHES),
     Case("gates", "eight residual blocks, each behind a gate", decisions.skipped_blocks, calls=20, of_host=0.9,
-         wrappers=decisions.WRAPPERS),
+         wrappers=decisions.BRANCHES),
 )
 IN_README = frozenset(
     {"keras-mlp", "effects", "lstm", "q-learning", "gpt", "resnet", "bert", "fit-mlp", "while-loop"}

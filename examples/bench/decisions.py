@@ -11,14 +11,15 @@ import tensorflow as tf
 import coexec
 from examples.bench.case import Program, forever
 
-# Where tensors decide: on the device, and, for comparison, in Python.
-WRAPPERS: dict[str, Callable] = {
+# Where tensors decide: on the device, and, for comparison, in Python. Loops are the device's by default.
+LOOPS: dict[str, Callable] = {
     "eager": lambda step: step,
-    "coexec": functools.partial(coexec.function, control_flow=True),
+    "coexec": coexec.function,
     "host": functools.partial(coexec.function, control_flow=False),
     "tf.function": tf.function,
     "jit": functools.partial(tf.function, jit_compile=True),
 }
+BRANCHES: dict[str, Callable] = {**LOOPS, "coexec": functools.partial(coexec.function, control_flow=True)}
 
 
 def while_loop() -> Program:

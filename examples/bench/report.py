@@ -44,8 +44,9 @@ at most during the compared steps."""
 
 
 STEPS = """\
-Medians of one run in which all variants took turns, ratios to eager of the same round; the cases with a column for
-Python's decisions have `control_flow=True`. Eager's results are compared with the others' first ones."""
+Medians of one run in which all variants took turns, ratios to eager of the same round; of the cases with a column for
+Python's decisions, the exits and gates have `control_flow=True`. Eager's results are compared with the others' first
+ones."""
 PEERS = """\
 The same small steps, written in each library as its users do, from weights of its own; times in turns, ratios to eager
 TensorFlow. `torch.compile` compiles the forward and backward pass, `jax.jit` the whole step."""

@@ -55,7 +55,7 @@ from tracer.errors import Refused
 from tracer.intercept import tape_is_empty
 from tracer.lazy import LazyTensor
 from tracer.location import Location, call_stack, is_user
-from tracer.syntax import Decision, Simple, decision_at
+from tracer.syntax import Decision, Simple, decision_at, names_read
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -403,7 +403,8 @@ class Decisions:
             site.refused[kinds] = str(refused)
             self.ledger.cause(Kind.DECISION, f"{site.left}: {refused}", _location())
             return None
-        staged.is_shared = gives_twice(staged)
+        seen = names_read(frame.f_code, frame.f_globals, site.statement)
+        staged.is_shared = gives_twice(staged, seen)
         staged.hands_on = staged.is_shared or any(map(hands_on, staged.parts()))
         site.staged.append(staged)
         if self._is_noticed(run, site, staged, arguments, frame):

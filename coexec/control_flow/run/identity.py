@@ -15,6 +15,7 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
 from coexec.base.tuning import tuning
+from coexec.control_flow.trace.conditionals import TracedBranch
 from coexec.control_flow.trace.while_loops import TracedLoop
 from tracer.block import BRANCH, LOOP, Block, WhileLoop, steps_of
 from tracer.effects import is_programs
@@ -58,23 +59,35 @@ def hands_on(part: Block | WhileLoop) -> bool:
     return isinstance(part, WhileLoop) and _returns_argument(part.body)
 
 
-def gives_twice(staged: Staged) -> bool:
-    """Returns whether one tensor may come out of a statement in two ways: as two variables, or in a list and as one."""
-    for part in staged.parts():
-        body = part if isinstance(part, Block) else part.body
-        if any(step.op in (BRANCH, LOOP) and _may_return_argument(step) for step in body.steps) and (
-            isinstance(part, WhileLoop)
-        ):
-            return True
-        if _is_twice(body.results if isinstance(part, Block) else body.results[: len(part.states)]):
-            return True
-    if isinstance(staged, TracedLoop) and staged.lists:
-        turn = staged.turn
-        if turn is None or _is_twice(turn.results):
-            return True
-        appended = turn.results[len(turn.results) - len(staged.taken) :]
-        return any(isinstance(slot, int) and slot < 0 for slot in appended)
-    return False
+def gives_twice(staged: Staged, seen: frozenset[str]) -> bool:
+    """Returns whether one tensor may come out of a statement in two ways: as two variables, or as one and in a list.
+
+    `seen` has the names that anything but the statement reads: what others get is of no matter.
+    """
+    if isinstance(staged, TracedBranch):
+        return _is_twice(staged.block.results)
+    loops = [staged] if isinstance(staged, TracedLoop) else [staged.turns, staged.last]
+    return any(_loop_gives_twice(loop, seen) for loop in loops if loop is not None)
+
+
+def _loop_gives_twice(staged: TracedLoop, seen: frozenset[str]) -> bool:
+    body, place = staged.loop.body, 0
+    kept: list[object] = []
+    for variable in staged.states:
+        after = place + (variable.form[1] if variable.form is not None else 1)
+        if variable.name in seen and variable.step is None:
+            kept += body.results[place:after]
+        place = after
+    for step in body.steps:
+        if step.op in (BRANCH, LOOP) and _may_return_argument(step):
+            if any(slot in range(step.first, step.first + len(step.outputs)) for slot in kept):
+                return True
+    if not staged.lists:
+        return _is_twice(kept)
+    if staged.turn is None:
+        return True
+    appended = staged.turn.results[len(staged.turn.results) - len(staged.taken) :]
+    return any(isinstance(slot, int) and slot < 0 for slot in appended) or _is_twice([*kept, *appended])
 
 
 def _may_return_argument(step: Step) -> bool:

@@ -4,6 +4,7 @@ import dis
 import linecache
 import sys
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -127,6 +128,24 @@ def test_a_tensor_that_others_have_stays_the_object_that_it_is():
     once = tf.constant([0.0, 0.0])
     assert approaches(once)[1] is once
     assert step(once)[1] is once
+
+
+def test_variables_that_nothing_else_reads():
+    """It is of no matter that they hold one tensor, as a cell's output and its state are."""
+    cell = keras.layers.GRUCell(2)
+
+    def body(x):
+        x = tf.reshape(x, [1, 2])
+        letter, turns, written = tf.constant([1]), 0, tf.zeros([40], tf.int32)
+        while turns < 40 and letter[0] != 3:
+            x, _ = cell(tf.cast(letter, tf.float32)[:, None] * 0.1, x)
+            letter = tf.argmax(x, 1, output_type=tf.int32)
+            written = tf.tensor_scatter_nd_update(written, [[turns]], letter)
+            turns += 1
+        return x, written, turns
+
+    step = settled(body)
+    assert on_device(step) > 200, step.explain()
 
 
 def test_one_tensor_in_two_variables_is_one_object():
