@@ -83,7 +83,7 @@ def decision_at(code: CodeType, offset: int, namespace: dict[str, Any]) -> Decis
             for inner in statement.body:
                 if isinstance(inner, ast.If) and _is_left(statement, inner):
                     negated = _asked(inner, place)
-                    if negated is not None:
+                    if negated is not None and not (statement.orelse and _is_in_finally(function, statement)):
                         return Decision(statement, negated, leaves=inner)
         if not isinstance(statement, ast.While):
             continue
@@ -174,6 +174,8 @@ def _branch(function: ast.FunctionDef, branch: ast.If, negated: bool) -> Decisio
             rest = None
             if following is None:
                 break
+    if _is_in_finally(function, branch):
+        following = None  # a line does not say in which copy
     unread: frozenset[str] = frozenset()
     if blocks and not any(isinstance(parent, (ast.For, ast.AsyncFor, ast.While)) for parent, _ in blocks):
         inside = set(map(id, ast.walk(branch)))
@@ -221,37 +223,32 @@ def line_of(code: CodeType, statement: ast.stmt) -> int | None:
     if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return None
     starts = list(dis.findlinestarts(code))
-    if len(_copies(code, statement, {offset for offset, _ in starts})) > 1 and not isinstance(statement, ast.Return):
-        return None
-    first = next((offset for offset, _ in _instructions_of(code, statement)), None)
+    first = _start_of(code, statement)
     for offset, line in starts:
         if offset == first:
             return None if any(other == line and at < offset for at, other in starts) else line
     return None
 
 
-def _copies(code: CodeType, statement: ast.stmt, starts: set[int]) -> list[int]:
-    """Returns where a statement begins: a `finally` has a copy of it for each way out of its `try`.
-
-    A loop's test has two anyway, so its first statement is looked at. Copies of a `return` all leave the function.
-    """
-    if isinstance(statement, ast.While):
-        return _copies(code, statement.body[0], starts)
-    found = _instructions_of(code, statement)
-    return [offset for offset, place in found if place == found[0][1] and offset in starts]
-
-
-def _instructions_of(code: CodeType, statement: ast.stmt) -> list[tuple[int, tuple[int, int, int, int]]]:
-    """Returns the instructions of a statement: the offset of each, and its place in the source."""
+def _start_of(code: CodeType, statement: ast.stmt) -> int | None:
+    """Returns the offset of a statement's first instruction, by its place in the source."""
     begins = statement.lineno, statement.col_offset
     ends = statement.end_lineno or 0, statement.end_col_offset or 0
-    found = []
     for number, (line, end, column, end_column) in enumerate(code.co_positions()):
         if line is None or end is None or column is None or end_column is None:
             continue
         if begins <= (line, column) and (end, end_column) <= ends:
-            found.append((2 * number, (line, column, end, end_column)))
-    return found
+            return 2 * number
+    return None
+
+
+def _is_in_finally(function: ast.FunctionDef, statement: ast.stmt) -> bool:
+    """Returns whether a statement is in a `finally`, of which the code has a copy for each way out of the `try`."""
+    return any(
+        inner is statement
+        for node in ast.walk(function) if isinstance(node, ast.Try)
+        for last in node.finalbody for inner in ast.walk(last)
+    )  # fmt: skip
 
 
 def _asked(statement: ast.While | ast.If, place: tuple[int, int, int, int]) -> bool | None:
