@@ -32,7 +32,14 @@ from coexec.control_flow.run.frames import (
     set_locals,
     way_into_else,
 )
-from coexec.control_flow.run.identity import Watchers, gives_twice, hands_on, hands_on_any, may_be_asked
+from coexec.control_flow.run.identity import (
+    Watchers,
+    gives_twice,
+    hands_on,
+    hands_on_any,
+    lists_what_it_is_given,
+    may_be_asked,
+)
 from coexec.control_flow.run.loop_launch import LoopRun, room_for, vjp_for
 from coexec.control_flow.run.placement import Placements
 from coexec.control_flow.run.sites import Site
@@ -404,7 +411,7 @@ class Decisions:
             self.ledger.cause(Kind.DECISION, f"{site.left}: {refused}", _location())
             return None
         seen = names_read(frame.f_code, frame.f_globals, site.statement)
-        staged.is_shared = gives_twice(staged, seen)
+        staged.is_shared = gives_twice(staged, seen) or (self._by_itself and lists_what_it_is_given(staged))
         staged.hands_on = staged.is_shared or any(map(hands_on, staged.parts()))
         site.staged.append(staged)
         if self._is_noticed(run, site, staged, arguments, frame):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from coexec.control_flow.program_types import Value
     from coexec.control_flow.run.sites import Staged
+    from coexec.control_flow.trace.range_loops import RangeIterations
     from coexec.follow.device_control import FollowedCall
     from tracer.block import Branch
     from tracer.graph import Step
@@ -66,8 +67,24 @@ def gives_twice(staged: Staged, seen: frozenset[str]) -> bool:
     """
     if isinstance(staged, TracedBranch):
         return _is_twice(staged.block.results)
+    return any(_loop_gives_twice(loop, seen) for loop in _loops_of(staged))
+
+
+def lists_what_it_is_given(staged: Staged) -> bool:
+    """Returns whether a list may get a tensor from before the iteration that appends it: maybe from before the loop."""
+    for loop in [] if isinstance(staged, TracedBranch) else _loops_of(staged):
+        if loop.lists and (loop.turn is None or any(isinstance(slot, int) and slot < 0 for slot in _appended(loop))):
+            return True
+    return False
+
+
+def _loops_of(staged: TracedLoop | RangeIterations) -> list[TracedLoop]:
     loops = [staged] if isinstance(staged, TracedLoop) else [staged.turns, staged.last]
-    return any(_loop_gives_twice(loop, seen) for loop in loops if loop is not None)
+    return [loop for loop in loops if loop is not None]
+
+
+def _appended(loop: TracedLoop) -> tuple[object, ...]:
+    return () if loop.turn is None else loop.turn.results[len(loop.turn.results) - len(loop.taken) :]
 
 
 def _loop_gives_twice(staged: TracedLoop, seen: frozenset[str]) -> bool:
@@ -82,12 +99,7 @@ def _loop_gives_twice(staged: TracedLoop, seen: frozenset[str]) -> bool:
         if step.op in (BRANCH, LOOP) and _may_return_argument(step):
             if any(slot in range(step.first, step.first + len(step.outputs)) for slot in kept):
                 return True
-    if not staged.lists:
-        return _is_twice(kept)
-    if staged.turn is None:
-        return True
-    appended = staged.turn.results[len(staged.turn.results) - len(staged.taken) :]
-    return any(isinstance(slot, int) and slot < 0 for slot in appended) or _is_twice([*kept, *appended])
+    return (bool(staged.lists) and staged.turn is None) or _is_twice([*kept, *_appended(staged)])
 
 
 def _may_return_argument(step: Step) -> bool:
