@@ -56,17 +56,18 @@ class DecisionPolicy:
 
     def _asked_in_loops(self) -> int:
         """Returns how often the loops of the last call have asked whether to go on."""
-        if not self.places:
+        places = self.places
+        if not places:
             return 0
         if len(self._are_loops) >= tuning.max_decisions:
             self._are_loops.clear()
         asked = 0
-        for (code, at), (times, space) in list(self.places.items()):  # other threads' calls may add to it
+        for (code, at), (times, space) in list(places.items()):  # other threads' calls may add to it
             is_loop = self._are_loops.get((code, at))
             if is_loop is None:
                 is_loop = self._are_loops[code, at] = _is_loop(code, at, space)
             asked += times if is_loop else 0
-        self.places.clear()
+        places.clear()
         return asked
 
     def end(self) -> bool:

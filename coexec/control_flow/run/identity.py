@@ -66,7 +66,7 @@ def gives_twice(staged: Staged, seen: frozenset[str]) -> bool:
     `seen` has the names that anything but the statement reads: what others get is of no matter.
     """
     if isinstance(staged, TracedBranch):
-        return _is_twice(staged.block.results)
+        return _is_twice(staged.block.results) or any(map(_ways_give_twice, staged.block.steps))
     return any(_loop_gives_twice(loop, seen) for loop in _loops_of(staged))
 
 
@@ -96,7 +96,7 @@ def _loop_gives_twice(staged: TracedLoop, seen: frozenset[str]) -> bool:
             kept += body.results[place:after]
         place = after
     for step in body.steps:
-        if step.op in (BRANCH, LOOP) and _may_return_argument(step):
+        if step.op in (BRANCH, LOOP) and (_may_return_argument(step) or _ways_give_twice(step)):
             if any(slot in range(step.first, step.first + len(step.outputs)) for slot in kept):
                 return True
     return (bool(staged.lists) and staged.turn is None) or _is_twice([*kept, *_appended(staged)])
@@ -107,6 +107,14 @@ def _may_return_argument(step: Step) -> bool:
         return True  # it may make no iteration
     inner: Branch = step.attrs[1]
     return _returns_argument(inner.then) or _returns_argument(inner.other)
+
+
+def _ways_give_twice(step: Step) -> bool:
+    """Returns whether two results of a branch may be one tensor of the way that is taken."""
+    if step.op != BRANCH:
+        return False
+    inner: Branch = step.attrs[1]
+    return _is_twice(inner.then.results) or _is_twice(inner.other.results)
 
 
 def _is_twice(results: Sequence[object]) -> bool:

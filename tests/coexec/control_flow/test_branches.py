@@ -800,3 +800,20 @@ def test_a_finally_has_several_copies():
 
     for function in (leaves, returns, goes_through):
         same_at_each(function)
+
+
+def test_one_tensor_in_two_variables():
+    """A tape that begins to watch one of them finds what was computed of the other."""
+
+    def function(x, t):
+        if t > 0.0:
+            y = x + 1.0
+            z = y
+        else:
+            y, z = x * 2.0, x * 3.0
+        with tf.GradientTape() as tape:
+            tape.watch(z)
+            loss = tf.reduce_sum(y * y)
+        return tape.gradient(loss, z)
+
+    same_at_each(function)

@@ -173,6 +173,18 @@ def test_one_tensor_in_two_variables_is_one_object():
             found.append(x)
         return x, found[-1]
 
+    def in_a_branch(x):
+        y = z = x * 0.5
+        while tf.reduce_sum(x) < 4000.0:
+            x = 1.1 * x + 0.1
+            if tf.reduce_sum(x) > 2000.0:
+                y = x * 2.0
+                z = y
+            else:
+                y = x * 3.0
+                z = x * 4.0
+        return y, z
+
     def watched(x):
         x, b = twice(x + 0.0)
         with tf.GradientTape() as tape:
@@ -180,7 +192,7 @@ def test_one_tensor_in_two_variables_is_one_object():
             y = tf.reduce_sum(x * x)
         return tape.gradient(y, b)
 
-    for each in (twice, best, listed):
+    for each in (twice, best, listed, in_a_branch):
         step = settled(each)
         one, other = step(tf.constant([1.0, 2.0]))
         assert one is other, each
