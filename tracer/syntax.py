@@ -246,8 +246,9 @@ def _is_in_finally(function: ast.FunctionDef, statement: ast.stmt) -> bool:
     """Returns whether a statement is in a `finally`, of which the code has a copy for each way out of the `try`."""
     return any(
         inner is statement
-        for node in ast.walk(function) if isinstance(node, ast.Try)
-        for last in node.finalbody for inner in ast.walk(last)
+        for node in ast.walk(function)
+        for last in getattr(node, "finalbody", ())  # of `try` with `except`, or with `except*`
+        for inner in ast.walk(last)
     )  # fmt: skip
 
 

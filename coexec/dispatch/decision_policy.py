@@ -1,8 +1,8 @@
 """Decisions: whether a function's decisions on tensors are worth leaving to the device, where nobody has said so.
 
-Each one that Python takes waits for the device: 50 to 100 us, and the operations before it are launched on their own. A
-function whose `while` loops take many gets control flow on the device (`coexec.control_flow`) between two calls, and
-loses it if the device takes none of them: with it, calls are not followed at any size, and not cut where ways meet.
+Each one that Python takes waits for the device, and the operations before it are launched on their own. A function
+whose `while` loops take many gets control flow on the device (`coexec.control_flow`) between two calls, and loses it if
+the device takes none of them: with it, calls are not followed at any size, and not cut where ways meet.
 """
 
 from __future__ import annotations

@@ -271,3 +271,24 @@ def test_who_asks_for_identities():
     other = made("def function(a, b):\n    return a is None or b is not True\n", file="<other>")
     assert asks_identity(asks.__code__, {})
     assert not asks_identity(other.__code__, {})
+
+
+@pytest.mark.parametrize("handler", ["except", "except*"])
+def test_nothing_is_known_to_come_behind_a_branch_in_a_finally(handler):
+    """Its line is there once for each way out of the `try`."""
+    function = made(f"""
+        def function(a, n=0):
+            try:
+                n += 1
+            {handler} ValueError:
+                n += 2
+            finally:
+                if a:
+                    n += 3
+                n += 4
+            return n
+    """, file=f"<finally {handler}>")
+    asked = Asked(True)
+    function(asked)
+    assert isinstance(asked.found[0].statement, ast.If)
+    assert asked.found[0].next is None

@@ -713,6 +713,7 @@ def same_at_each(function, wanted=None, calls=12):
     for n in range(calls):
         x, t = tf.constant([1.0 + n % 3, 2.0]), tf.constant(n % 2 * 40.0 - 1.0)
         assert_same(snapshot(function(x, t)), snapshot(step(x, t)))
+    assert step.stats().followed >= calls // 2, step.explain()
     assert wanted in (None, step.stats().decisions_on_device > 0), step.explain()
 
 
