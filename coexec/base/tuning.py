@@ -349,8 +349,8 @@ class Tuning:
 
     # Decisions of functions of which nobody has said who decides (`dispatch/decision_policy`).
 
-    # By the `while` loops of one call, with which the device gets control. (A loop of a hundred iterations took a fortieth
-    # of the time with Python's decisions: `python -m examples.bench --case=while-loop --quick`.) And calls in a row in
+    # By the `while` loops of one call, with which the device gets control. (A loop of a hundred iterations took 0.02 of
+    # the time with Python's decisions: `python -m examples.bench --case=while-loop --quick`.) And calls in a row in
     # which the device took none, after which Python decides for good.
     decisions_many: int = 24
     decisions_in_vain: int = 6
