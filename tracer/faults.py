@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from types import CodeType, TracebackType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import tensorflow as tf
 
@@ -79,3 +79,13 @@ def absorbs(error: BaseException) -> bool:
 def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls a function on the program's behalf."""
     return function(*args, **kwargs)
+
+
+@passes
+def reraise(error: BaseException) -> NoReturn:
+    """Raises an error of the program's once more.
+
+    Its traceback may have none of the frames left that it first came through (`hide_frames`, where a decorated function
+    called another), so that whoever raised it would be taken for the one that failed.
+    """
+    raise error

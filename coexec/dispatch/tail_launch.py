@@ -12,6 +12,7 @@ from typing import Any
 from coexec.follow.flush import launch_beside
 from coexec.follow.follower import Follower
 from tracer import intercept
+from tracer.faults import reraise
 
 
 class TailLaunch:
@@ -35,7 +36,7 @@ class TailLaunch:
         with run.lock:
             error, self._error = self._error, None
             if error is not None:
-                raise error
+                reraise(error)
             if self._landed:
                 return
             self._landed = True

@@ -42,7 +42,7 @@ from tracer.callees import CALLED, Callee, name_in, named
 from tracer.constants import constant_output, index_outputs
 from tracer.cursor import Mismatch
 from tracer.errors import FailedTensor
-from tracer.faults import absorbs, is_fault
+from tracer.faults import absorbs, is_fault, reraise
 from tracer.graph import Node, Step, TraceGraph
 from tracer.host_ops import MAKES_VARIABLE
 from tracer.inputs import as_spelled, settle, small, spelled
@@ -414,7 +414,7 @@ class Follower(CallState):
                 self.tapes.end()
             unseen = self.unseen
             if unseen is not None and unseen is not raised and (raised is None or isinstance(raised, Exception)):
-                raise unseen
+                reraise(unseen)
         except BaseException:
             self.flush()  # carries out what the interrupt deferred
             raise
@@ -522,7 +522,7 @@ class Follower(CallState):
         if self.refused >= tuning.max_raised_again or not isinstance(error, Exception):
             self.move(Event.RELENT)
             self.deferred = None
-        raise error
+        reraise(error)
 
     def close(self) -> list[LazyTensor]:
         """Releases everything that the call needed; returns its lazy tensors that are still referenced."""

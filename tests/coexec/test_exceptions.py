@@ -436,6 +436,28 @@ def test_a_later_except_does_not_catch():
     run_both(make, CALLS)
 
 
+def test_a_later_except_around_a_nested_decorated_function(monkeypatch):
+    """Nor does one around an inner decorated function, which takes the runtime's frames out of what it lets pass."""
+    monkeypatch.setenv("COEXEC_DEBUG", "0")  # the program's error must not be taken for a fault, and absorbed
+
+    def make(decorate):
+        late = tf.function(lambda x, index: tf.gather(x * 2.0, index))
+        inner = decorate(lambda x, index: tf.gather(x, index % 3) * 2.0)
+
+        @decorate
+        def outer(x, index):
+            y = late(x, index)
+            try:
+                x = inner(x, index)
+            except BaseException:
+                pass
+            return x, y
+
+        return outer
+
+    assert run_both(make, CALLS).stats().followed >= 5
+
+
 def test_a_later_except_writes_nothing():
     """A handler that gets a failure from before its `try` finds that no operation works: the state is eager's."""
 
