@@ -201,6 +201,15 @@ def new_lazy(out: Output, key: int, run: Any) -> LazyTensor:
     return lazy
 
 
+# Attributes of tensors that mean nothing to programs: ours (`_handle_data`), and a hint that `tf.zeros` leaves.
+_HINTS = frozenset({"_held", "_is_zeros_tensor"})
+
+
+def has_attributes(value: Any) -> bool:
+    """Returns whether this is a tensor with attributes that the program or a library has set, as Keras sets masks."""
+    return isinstance(value, (EagerTensor, LazyTensor)) and not _HINTS.issuperset(vars(value))
+
+
 def eager_constant(value: Any, spec: Spec) -> Any:
     """Returns an eager tensor with this value, on the device in scope."""
     ctx = context.context()

@@ -389,13 +389,14 @@ def _scopes(kept: list[Any]) -> tuple[Any, ...]:
             continue
         if name == "autocast_scope":
             parts.append((name, value.dtype))
-        else:
+        elif name != _WAITING or value:
             parts.append((name, id(value)))
             kept.append(value)
     return tuple(parts)
 
 
-_CALL = "current_call_ctx"  # the only mutable one among these objects
+_CALL = "current_call_ctx"  # the only mutable one among these objects, but for:
+_WAITING = "uninitialized_variables"  # the end of each `StatelessScope` puts another empty list there
 
 
 def call_context() -> dict[str, Any] | None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import tensorflow as tf
+
 from tracer.block import PACK, PACKED, STRUCTURES, UNPACK, Block
 from tracer.constants import constant_output
 from tracer.derive import folded_variant, inferred_variant
@@ -16,7 +18,7 @@ from tracer.errors import Refused
 from tracer.graph import CONST, LIST, Node, Step, Variant
 from tracer.inputs import Unsupported, part_of, python_spec, settle, small
 from tracer.intercept import handling
-from tracer.lazy import LazyTensor, Output, new_lazy
+from tracer.lazy import LazyTensor, Output, has_attributes, new_lazy
 from tracer.location import Location, call_stack
 from tracer.op import Const, Signature, copied_attrs, freeze, signature_of
 from tracer.private import EagerTensor, record
@@ -93,6 +95,8 @@ class Stage:
         """Returns the staged operations; `results` are tensors of this stage or of those outside it."""
         slots: list[Any] = []
         for value in results:
+            if has_attributes(value):  # the tensors that the program gets would not have them
+                raise Refused("a result has attributes, such as a mask of Keras'")
             tensor = self.own(value)
             const = tensor._out.const
             slots.append((const, tensor._out.spec) if const is not None else tensor._key)
@@ -145,8 +149,8 @@ class Stage:
         if signature is None:
             raise Refused(f"{op} is no operation")
         name = name_in_errors(signature, name, args)
-        args = settle(signature, args)
         count = len(signature.inputs)
+        args = settle(signature, (*args[:count], *_as_taken(op, signature, args[count:])))
         if op == "ReadVariableOp":
             return self.own(args[0])
         if op == "ResourceGather":
@@ -250,3 +254,24 @@ class Stage:
         spec = python_spec(signature, i, args, value)
         const = Const(value)
         return CONST, part_of(const, spec, op), const
+
+
+# What the eager runtime takes for an attribute; for anything else, generated wrappers convert, and issue it by name.
+_TAKEN: dict[str, tuple[type, ...]] = {
+    "type": (tf.DType, int), "int": (int,), "float": (float, int), "bool": (bool, int), "string": (str, bytes),
+}  # fmt: skip
+
+
+def _as_taken(op: str, signature: Signature, attrs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns an operation's attributes with the names of dtypes as dtypes; raises `Refused` for what is not taken."""
+    kinds = {attr.name: attr.type for attr in signature.definition.attr}
+    found = list(attrs)
+    for n in range(1, len(found), 2):
+        kind, value = kinds.get(found[n - 1], ""), found[n]
+        if kind == "type" and isinstance(value, str):
+            value = found[n] = tf.as_dtype(value)
+        items = value if kind.startswith("list(") and isinstance(value, (list, tuple)) else [value]
+        taken = _TAKEN.get(kind.removeprefix("list(").rstrip(")"))
+        if taken is not None and any(item is not None and not isinstance(item, taken) for item in items):
+            raise Refused(f"{op} is given {value!r} as {found[n - 1]}")
+    return tuple(found)

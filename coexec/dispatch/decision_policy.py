@@ -61,8 +61,12 @@ class DecisionPolicy:
             return 0
         if len(self._are_loops) >= tuning.max_decisions:
             self._are_loops.clear()
+        # Source is parsed to tell loops from branches, a file at a time: not for a call that can't have asked enough.
+        often = [item for item in list(places.items()) if item[1][0] > 1]  # other threads' calls may add to it
+        if sum(times for _, (times, _) in often) < tuning.decisions_many:
+            often = []
         asked = 0
-        for (code, at), (times, space) in list(places.items()):  # other threads' calls may add to it
+        for (code, at), (times, space) in often:
             is_loop = self._are_loops.get((code, at))
             if is_loop is None:
                 is_loop = self._are_loops[code, at] = _is_loop(code, at, space)

@@ -90,7 +90,8 @@ def _shapes(value: Any, depth: int) -> Any:
     if kind is np.ndarray:
         return value.shape
     if depth and (kind is tuple or kind is list or kind is dict) and len(value) <= tuning.size_items:
-        return tuple([_shapes(item, depth - 1) for item in (value.values() if kind is dict else value)])
+        shapes = [_shapes(item, depth - 1) for item in (value.values() if kind is dict else value)]
+        return tuple(shapes) if any(shape is not None for shape in shapes) else None
     is_record = _records.get(kind)
     if is_record or (is_record is None and _is_record(kind)):
         return _shapes_in_record(value)

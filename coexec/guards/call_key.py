@@ -5,8 +5,10 @@ Tensors are compared by their source in the call, Python values by value, long-l
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 import keras
@@ -87,6 +89,10 @@ class CallArguments:
             return MethodType, self.key(value.__self__), self.key(value.__func__)
         if is_fixed_class(value):
             return "class", value
+        if kind is FunctionType and is_tensorflows(value):
+            return "function", value
+        if kind is functools.partial:
+            return "partial", self.key(value.func), self.key(value.args), self.key(value.keywords)
         if self._arrays and is_short(value):
             return freeze(value)
         if self._objects is not None and self._objects(value):
@@ -157,6 +163,12 @@ class SpecArguments(CallArguments):
 def is_fixed_class(value: Any) -> bool:
     """Returns whether this is a class that cannot be changed, as `float` or `np.float32`, given as a dtype."""
     return type(value) is type and not value.__flags__ & HEAP
+
+
+def is_tensorflows(function: FunctionType) -> bool:
+    """Returns whether this is a function that a module of TensorFlow's defines, as a window of `tf.signal` is."""
+    module = sys.modules.get(function.__module__) if function.__module__.startswith("tensorflow.") else None
+    return module is not None and vars(module).get(function.__name__) is function
 
 
 def is_short(value: Any) -> bool:

@@ -60,7 +60,7 @@ from coexec.control_flow.trace.while_loops import TracedLoop, appended_names, tr
 from coexec.follow.device_control import FollowedCall
 from tracer.errors import Refused
 from tracer.intercept import tape_is_empty
-from tracer.lazy import LazyTensor
+from tracer.lazy import LazyTensor, has_attributes
 from tracer.location import Location, call_stack, is_user
 from tracer.syntax import Decision, Simple, decision_at, names_read
 
@@ -263,7 +263,7 @@ class Decisions:
         turns = self._launch_loop(site, run, staged, arguments)
         if turns is None:
             return None
-        if turns.count == 0:
+        if turns.count == 0 or turns.is_untold:
             truth = lazy.truth()
             site.idle += truth is not decision.negated
             if site.idle >= tuning.max_stage_idle:
@@ -423,6 +423,9 @@ class Decisions:
         self, run: FollowedCall, site: Site, staged: Staged, arguments: list[Value], frame: FrameType
     ) -> bool:
         """Whether the program may ask which object comes out of a statement; says so in `explain()` if it does."""
+        if any(map(has_attributes, arguments)):  # a mask of Keras', for example: what is traced has none
+            self.ledger.cause(Kind.DECISION, f"{site.left}: a tensor that it reads has attributes", _location())
+            return True
         if not staged.hands_on:
             return False
         is_known_outside = self._by_itself and (staged.is_shared or hands_on_any(staged.parts(), arguments, run))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from coexec.base.tuning import tuning
 from coexec.control_flow.trace.conditionals import TracedBranch
 from coexec.control_flow.trace.while_loops import TracedLoop
-from tracer.block import BRANCH, LOOP, Block, WhileLoop, steps_of
+from tracer.block import BRANCH, LOOP, STRUCTURES, Block, Branch, WhileLoop, steps_of
 from tracer.effects import is_programs
 from tracer.lazy import LazyTensor
 from tracer.location import is_entry
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from coexec.control_flow.run.sites import Staged
     from coexec.control_flow.trace.range_loops import RangeIterations
     from coexec.follow.device_control import FollowedCall
-    from tracer.block import Branch
     from tracer.graph import Step
 
 _TAPES = frozenset({"watch", "ForwardAccumulator"})
@@ -123,12 +122,83 @@ def _is_twice(results: Sequence[object]) -> bool:
 
 
 def hands_on_any(parts: Sequence[Block | WhileLoop], arguments: list[Value], run: FollowedCall) -> bool:
-    """Returns whether one that does so may hand on a tensor from before the call, which others may have, too."""
+    """Returns whether one that does so may hand on a tensor that others may have, too, and nobody knows which.
+
+    For a branch, that is one from before the call. For a loop, it is any that passes through a branch or a loop inside:
+    the program may have put it into a list, set attributes of it, return it as well, or ask for its gradient. What else
+    a loop hands on is known once it has run; see `handed_on`.
+    """
     for part in parts:
-        places = part.states if isinstance(part, WhileLoop) else range(len(part.arguments))
-        if any(_is_from_before(arguments[place], run) for place in places if place < len(arguments)):
+        if isinstance(part, WhileLoop):
+            results = zip(part.body.results, _origins(part.body), strict=True)
+            unclear = [origin for slot, origin in results if isinstance(slot, int) and slot >= 0]
+            places = {part.body_inputs[number] for number in set().union(*unclear)}
+            if any(isinstance(arguments[place], (EagerTensor, LazyTensor)) for place in places):
+                return True
+        elif any(_is_from_before(value, run) for value in arguments[: len(part.arguments)]):
             return True
     return False
+
+
+def handed_on(loop: WhileLoop, turns: int) -> dict[int, int]:
+    """Returns the states that are, after so many iterations, the very tensor of an input; both by number.
+
+    As in `old, x = x, f(x)` after one iteration, or in `a, b = b, a` after any. Takes a time of the order of the number
+    of states, squared.
+    """
+    found = {number: _handed_on_by(loop, number, turns) for number in range(len(loop.states))}
+    return {number: place for number, place in found.items() if place is not None}
+
+
+def _handed_on_by(loop: WhileLoop, number: int, turns: int) -> int | None:
+    seen: dict[int, int] = {}
+    while turns:
+        if number in seen:
+            turns %= seen[number] - turns  # states go round: so many iterations make no difference
+            seen.clear()
+            continue
+        slot = loop.body.results[number]
+        if not isinstance(slot, int) or slot >= 0:
+            return None  # made in an iteration
+        place, seen[number] = loop.body_inputs[-1 - slot], turns
+        if place not in loop.states:
+            return place
+        number, turns = loop.states.index(place), turns - 1
+    return loop.states[number]
+
+
+def _origins(block: Block) -> list[set[int]]:
+    """Returns for each result of a block which of its arguments it may be."""
+    known: dict[int, set[int]] = {}
+
+    def of(slot: object) -> set[int]:
+        if not isinstance(slot, int):
+            return set()  # a constant
+        return {-1 - slot} if slot < 0 else known.get(slot, set())
+
+    for step in block.steps:
+        if step.op in STRUCTURES:
+            given = [of(slot) for slot in step.slots]
+            for number, origin in enumerate(_origins_of(step, given)):
+                known[step.first + number] = origin
+    return [of(slot) for slot in block.results]
+
+
+def _origins_of(step: Step, given: list[set[int]]) -> list[set[int]]:
+    """Returns the same for the results of a structure, by what its inputs may be."""
+    part = step.attrs[1]
+    if isinstance(part, Branch):
+        ways = (part.then, part.then_inputs), (part.other, part.other_inputs)
+        found = [[_among(given[1:], inputs, origin) for origin in _origins(block)] for block, inputs in ways]
+        return [one | other for one, other in zip(*found, strict=True)]
+    if isinstance(part, WhileLoop):
+        anything = set().union(*(given[place] for place in (*part.states, *part.body_inputs)))
+        return [anything for _ in part.states]
+    return [set().union(*given) for _ in step.outputs]
+
+
+def _among(given: list[set[int]], inputs: tuple[int, ...], origin: set[int]) -> set[int]:
+    return set().union(*(given[inputs[number]] for number in origin))
 
 
 def _is_from_before(value: Value, run: FollowedCall) -> bool:

@@ -13,6 +13,7 @@ from coexec.control_flow.grad.iteration_records import IterationRecords, unstack
 from coexec.control_flow.grad.iteration_vjp import IterationVjp
 from coexec.control_flow.grad.loop_vjp import LoopVjp
 from coexec.control_flow.grad.tape_records import SavedStates, notify_of_reads, record_loop, record_reads
+from coexec.control_flow.run.identity import handed_on
 from coexec.control_flow.trace.list_buffers import GrowingList
 from coexec.control_flow.trace.read_guards import VariableRead
 from coexec.control_flow.trace.while_loops import TracedLoop
@@ -51,9 +52,15 @@ class LoopRun:
         self._states, self._turned, holds = found[: len(states)], found[len(states)], found[len(states) + 1]
         self._rows = found[len(states) + 2 :]
         self.count, self.goes_on = int(self._turned.resolve()._numpy()), bool(holds.resolve()._numpy())
-        if vjp is not None and self.count:  # what is one tensor in Python must be one here: tapes go by identity
-            for n, place in vjp.alike.items():
-                self._states[n] = self._given[place] if place >= 0 else self._states[-1 - place]
+        same = handed_on(staged.loop, self.count) if self.count and staged.hands_on else {}
+        alike = vjp.alike if vjp is not None and self.count else {}
+        for n, place in alike.items():  # what is one tensor in Python must be one here: tapes go by identity
+            self._states[n] = self._given[place] if place >= 0 else self._states[-1 - place]
+        # Whether tapes would have to be told that a result is what came in, after as many iterations as these.
+        self.is_untold = vjp is not None and any(alike.get(n) != place for n, place in same.items())
+        for n, place in same.items():
+            if vjp is None and type(self._arguments[place]) is not VariableRead:
+                self._states[n] = self._arguments[place]
         self._taken: list[list[Tensor]] | None = None  # what to append to each list, if recorded on tapes
         self.has_widened = False  # whether the next run will have more room
 

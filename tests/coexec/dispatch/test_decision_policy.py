@@ -12,6 +12,7 @@ import tensorflow as tf
 import coexec
 from coexec.base.stats import EventLog
 from coexec.base.tuning import tuning
+from coexec.dispatch import decision_policy
 from coexec.dispatch.decision_policy import DecisionPolicy
 from tests.snapshots import assert_same, snapshot
 from tracer.syntax import decision_at
@@ -325,3 +326,173 @@ def test_variables_that_a_loop_reads():
         assert_same(snapshot(body(theirs, tf.ones(2))), snapshot(step(ours, tf.ones(2))))
         np.testing.assert_array_equal(ours, theirs)
     assert on_device(step) > 0, step.explain()
+
+
+def old(x, turns):
+    """Hands on the tensor of the iteration before: after one, of before the loop."""
+    first = y = before = 1.0 * x
+    first.tag, n = "first", 0.0 * x[0]
+    while n < turns:
+        before, y, n = y, 0.9 * y + x, n + 1.0
+    return first, y, before
+
+
+def older(x, turns):
+    """Hands tensors on for two iterations."""
+    a, b, c, n = 1.0 * x, 2.0 * x, 3.0 * x, 0.0 * x[0]
+    kept = a, b, c
+    while n < turns:
+        a, b, c, n = b, c, c + a, n + 1.0
+    return *kept, a, b, c
+
+
+def swapped(x, turns):
+    """States that go round, in variables and in a list."""
+    a, b, c, n = 1.0 * x, 2.0 * x, 3.0 * x, 0.0 * x[0]
+    kept, held = (a, b, c), [a, b]
+    while n < turns:
+        a, b, c, held, n = b, c, a, [held[1], held[0]], n + 1.0
+    return *kept, a, b, c, *held
+
+
+def returned(x, turns):
+    """Layers and functions that return what they are given."""
+    y, z, n = 1.0 * x[None], 2.0 * x, 0.0 * x[0]
+    kept = y, z
+    while n < turns:
+        y, z, n = LINEAR(DROPOUT(y)), tf.cast(z, tf.float32), n + 1.0
+    return *kept, y, z
+
+
+def chosen(x, turns):
+    """A tensor that goes through a branch."""
+    best, y, n = 5.0 * x, 1.0 * x, 0.0 * x[0]
+    kept = best
+    while n < turns:
+        y, n = 0.9 * y, n + 1.0
+        if y[0] > best[0]:
+            best = y
+    return kept, best, y
+
+
+LINEAR, DROPOUT = keras.layers.Activation("linear"), keras.layers.Dropout(0.5)
+
+
+@pytest.mark.parametrize("function", [old, older, swapped, returned, chosen], ids=lambda function: function.__name__)
+def test_what_a_loop_hands_on_is_the_tensor_that_it_was(function):
+    """Also where the call has made it: its results, what is kept of them, and their attributes are eager's."""
+    step, x = coexec.function(function), tf.constant([1.0, 3.0])
+    LINEAR(x), DROPOUT(x)
+    for turns in [40.0, 41.0, 42.0] * 3 + [0.0, 1.0, 2.0, 3.0, 4.0, 45.0]:
+        theirs, ours = function(x, tf.constant(turns)), step(x, tf.constant(turns))
+        assert_same(snapshot(theirs), snapshot(ours))
+        assert [[a is b for a in theirs] for b in theirs] == [[a is b for a in ours] for b in ours], turns
+        assert [vars(a).get("tag") for a in theirs] == [vars(a).get("tag") for a in ours], turns
+    assert (on_device(step) > 100) is (function is not chosen), step.explain()
+
+
+def test_the_gradient_for_a_tensor_that_a_loop_handed_on():
+    """It has what comes through the same tensor on other ways."""
+
+    def found(x, turns):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            first, y, before = old(x, turns)
+            loss = tf.reduce_sum(first**2) + tf.reduce_sum(y**2)
+        return tape.gradient(loss, [before, first, x])
+
+    step, x = coexec.function(found), tf.constant([1.0, 3.0])
+    for turns in [30.0] * 6 + [0.0, 1.0, 2.0, 3.0, 1.0, 30.0]:
+        assert_same(snapshot(found(x, tf.constant(turns))), snapshot(step(x, tf.constant(turns))))
+    assert on_device(step) > 30, step.explain()
+
+
+MASKING, POOLING = keras.layers.Masking(0.0), keras.layers.GlobalAveragePooling1D()
+CELLS = keras.layers.SimpleRNN(3, return_sequences=True)
+
+
+def masked(x):
+    """A layer whose result carries a mask out of the loop."""
+    while tf.reduce_max(x) < 100.0:
+        x = MASKING(1.1 * x)
+    return POOLING(x), hasattr(x, "_keras_mask")
+
+
+def masked_before(x):
+    """A mask from before the loop, which a layer in it reads."""
+    h, n = MASKING(x), 0.0 * x[0, 0, 0]
+    while n < 40.0:
+        h, n = h + 0.1 * CELLS(h), n + 1.0
+    return h
+
+
+def masked_inside(x):
+    """A mask that the loop makes, and a layer in it reads."""
+    total, n = tf.zeros([1, 2]), 0.0 * x[0, 0, 0]
+    while n < 40.0:
+        total, n = 0.5 * total + POOLING(MASKING(x * (1.0 + n)))[:, :2], n + 1.0
+    return total
+
+
+def logits(x):
+    """An activation that leaves its logits with its result, for the loss."""
+    p, n = x, 0.0 * x[0, 0, 0]
+    while n < 40.0:
+        p, n = keras.activations.sigmoid(x * n), n + 1.0
+    return keras.losses.BinaryCrossentropy()(tf.zeros_like(x), p)
+
+
+@pytest.mark.parametrize("function", [masked, masked_before, masked_inside, logits], ids=lambda f: f.__name__)
+def test_attributes_of_tensors(function):
+    """Keras keeps masks and logits there; what a loop gives back has none, and tensors that are traced neither."""
+    rows = np.float32([[[0, 0, 0], [1, 2, 3], [4, 5, 6], [0, 0, 0]]])
+    step = coexec.function(function)
+    CELLS(rows), POOLING(rows), MASKING(rows)
+    for _ in range(10):
+        assert_same(snapshot(function(tf.constant(rows))), snapshot(step(tf.constant(rows))), rtol=1e-5)
+    assert step.stats().followed > 7
+
+
+def named(x):
+    """Attributes that TensorFlow's fast path does not take: a dtype by its name."""
+    n = 0.0 * x[0]
+    while n < 40.0:
+        place = tf.argmax(x, output_type="int32") + tf.cast(keras.ops.argmin(x), tf.int32)
+        x, n = x + 0.01 * tf.one_hot(place, 3), n + 1.0
+    return x
+
+
+def numbered(x):
+    """The same with a number of NumPy's, and one of the machine's."""
+    n = 0.0 * x[0]
+    while n < 40.0:
+        rows = tf.gather(tf.stack([x, 0.5 * x]), [[0, 1], [2, 0]], axis=1, batch_dims=np.int64(0))
+        x, n = x + 0.01 * tf.reduce_sum(rows, keepdims=np.bool_(False)), n + 1.0
+    return x
+
+
+@pytest.mark.parametrize("function", [named, numbered], ids=lambda function: function.__name__)
+def test_attributes_of_other_types(function):
+    """They are converted as eagerly, or the loop is Python's."""
+    step, x = coexec.function(function), tf.constant([1.0, 2.0, 1.5])
+    for _ in range(12):
+        assert_same(snapshot(function(x)), snapshot(step(x)), rtol=1e-5)
+    assert step.stats().followed > 8
+    assert on_device(step) > 40 or function is numbered, step.explain()
+
+
+def test_source_is_not_parsed_for_few_decisions(monkeypatch):
+    """It would cost several calls of a small step."""
+    asked = []
+    monkeypatch.setattr(decision_policy, "decision_at", lambda *args: asked.append(args))
+
+    @coexec.function
+    def step(x):
+        for n in range(10):
+            x = 0.5 * x if tf.reduce_sum(x) > 1.0 else x + float(n)
+        return x
+
+    for _ in range(6):
+        step(tf.constant([1.0, 2.0]))
+    assert step.stats().decisions >= 40
+    assert not asked

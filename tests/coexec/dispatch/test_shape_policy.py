@@ -108,12 +108,50 @@ def test_sizes_matter_again_once_they_do(tune):
     tune(sizes_at_once=5, sizes_followed=0)
     known = ShapePolicy()
     for n in range(5):
-        assert known.judge(([0] * n,), {}, lambda: False)
+        assert known.judge((tf.ones(n),), {}, lambda: False)
         known.followed(n < 2)
     for n in range(5, 9):
-        assert known.judge(([0] * n,), {}, lambda: False)
+        assert known.judge((tf.ones(n),), {}, lambda: False)
         known.followed(n == 8)
-    assert not known.judge(([0] * 9,), {}, lambda: False)
+    assert not known.judge((tf.ones(9),), {}, lambda: False)
+
+
+def test_lengths_of_lists_of_numbers_do_not_count(tune):
+    """What the program makes of these is its own: their lengths need not be sizes. Those of lists of tensors do."""
+    tune(sizes_at_once=1, sizes_followed=0)
+    known = ShapePolicy()
+    assert times(known, 1, [[0] * 3, ["a"]]) == [True]
+    for n in range(5):
+        assert times(known, 1, [[0] * n, ["a"] * n]) == [True]
+    assert times(known, 1, [tf.ones(2)]) == [False]
+    assert times(known, 1, [tf.ones(2), tf.ones(2)]) == [False]
+
+
+def test_batches_that_the_step_makes_itself_are_followed():
+    """Of sequences that it is given as lists of numbers, by their lengths."""
+    weight = tf.Variable(0.1 * tf.ones((9, 4)))
+    seen = []
+
+    def step(sequences):
+        long = max(map(len, sequences))
+        seen.append(long)
+        rows = np.zeros((len(sequences), long), np.int32)
+        for row, sequence in zip(rows, sequences, strict=True):
+            row[: len(sequence)] = sequence
+        h = tf.zeros((len(sequences), 4))
+        with tf.GradientTape() as tape:
+            for n in range(long):
+                h = tf.tanh(0.5 * h + tf.gather(weight, rows[:, n]))
+            loss = tf.reduce_sum(h**2)
+        weight.assign_sub(0.1 * tf.convert_to_tensor(tape.gradient(loss, weight)))
+        return loss
+
+    mine = coexec.function(step)
+    lengths = [[3 + n % k for k in (4, 5, 7)] for n in range(60)]
+    for one in lengths:
+        mine([[k % 9 for k in range(n)] for n in one])
+    assert seen == [max(one) for one in lengths]
+    assert mine.stats().followed >= 40, mine.explain()
 
 
 def test_the_first_calls_of_a_new_size_are_an_investment():

@@ -1,5 +1,6 @@
 """Functions of TensorFlow and Keras that are memoized: by all of their names, random ones, in layers."""
 
+import functools
 import importlib
 import operator
 import pickle
@@ -277,7 +278,11 @@ GIVEN = {
     "axes in an array": lambda x: tf.tensordot(x, tf.ones([3, 2]), axes=np.array([[2], [0]])),
     "numbers of NumPy": lambda x: tf.clip_by_norm(x, np.float32(1.5)) + tf.linspace(np.float32(0), np.float32(1), 3),
     "a bool of NumPy": lambda x: tf.reduce_logsumexp(x, 1, keepdims=np.bool_(True)),
+    "a function of TensorFlow's": lambda x: tf.signal.stft(x[0, :, 0], 4, 2, window_fn=tf.signal.hamming_window),
+    "a part of one": lambda x: tf.signal.stft(x[0, :, 0], 4, 2, window_fn=WINDOW),
 }
+
+WINDOW = functools.partial(tf.signal.hann_window, periodic=False)
 
 
 @pytest.mark.parametrize("given", GIVEN)
@@ -331,6 +336,27 @@ def test_a_class_is_the_one_that_is_given():
         return step
 
     assert_equal(make, 1)
+
+
+def test_a_function_is_the_one_that_is_given():
+    """And a partial one by all that it has; the program's own may do anything."""
+
+    def make():
+        windows = [
+            tf.signal.hann_window, tf.signal.hamming_window, WINDOW,
+            functools.partial(tf.signal.hann_window, periodic=True),
+            lambda n, dtype: tf.cast(tf.range(n + count[0]), dtype)[:n] * count[0],
+        ]  # fmt: skip
+        count = [0]
+
+        def step(x):
+            count[0] += 1
+            window = windows[count[0] // 3 % len(windows)]
+            return tf.abs(tf.signal.stft(x[0, :, 0], 4, 2, window_fn=window))
+
+        return step
+
+    assert_equal(make, 4, 32)
 
 
 LABELLED = {

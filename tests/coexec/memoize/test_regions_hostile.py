@@ -1135,6 +1135,20 @@ def state_kept_outside_of_the_model(decorate):
     return step
 
 
+@program(calls=12, regions=20)
+def a_scope_without_state_in_each_call(decorate):
+    """What Keras keeps of its end, a list of variables to initialize, is another object each time."""
+    trainer = Trainer(layers.Dense(3))
+
+    @decorate
+    def step(i):
+        with keras.StatelessScope():
+            kept = len(trainer.model.variables)
+        return trainer.step(i), trainer.model(batch(i)[0]), kept
+
+    return step
+
+
 @program(calls=12)
 def methods_of_a_compiled_model(decorate):
     model = mlp(layers.BatchNormalization(), layers.Dropout(0.3, seed=3))
