@@ -56,10 +56,12 @@ class LoopRun:
         alike = vjp.alike if vjp is not None and self.count else {}
         for n, place in alike.items():  # what is one tensor in Python must be one here: tapes go by identity
             self._states[n] = self._given[place] if place >= 0 else self._states[-1 - place]
-        # Whether tapes would have to be told that a result is what came in, after as many iterations as these.
-        self.is_untold = vjp is not None and any(alike.get(n) != place for n, place in same.items())
+        # Whether tapes would have to be told that a result is what came in, after as many iterations as these, or that
+        # it is one of the tensors as which a variable was read: each read makes another.
+        reads = {place for place in same.values() if type(arguments[place]) is VariableRead}
+        self.is_untold = vjp is not None and any(alike.get(n) != k or k in reads for n, k in same.items())
         for n, place in same.items():
-            if vjp is None and type(self._arguments[place]) is not VariableRead:
+            if vjp is None and place not in reads:
                 self._states[n] = self._arguments[place]
         self._taken: list[list[Tensor]] | None = None  # what to append to each list, if recorded on tapes
         self.has_widened = False  # whether the next run will have more room

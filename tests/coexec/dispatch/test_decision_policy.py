@@ -407,6 +407,29 @@ def test_the_gradient_for_a_tensor_that_a_loop_handed_on():
     assert on_device(step) > 30, step.explain()
 
 
+def test_the_gradient_for_a_variable_that_a_loop_read():
+    """Each read makes another tensor: what others came to has nothing to do with it."""
+
+    def make():
+        v = tf.Variable([1.0, 2.0, 3.0])
+
+        def step(x, turns):
+            n, read = 0.0 * x[0], x
+            with tf.GradientTape(persistent=True) as tape:
+                y = 1.0 * x
+                while n < turns:
+                    read, y, n = tf.convert_to_tensor(v), 0.9 * y + v, n + 1.0
+                loss = tf.reduce_sum(read * y)
+            return tape.gradient(loss, [read, v]), tape.gradient(y, [read, v])
+
+        return step
+
+    plain, step, x = make(), coexec.function(make()), tf.constant([1.0, 2.0, 3.0])
+    for turns in [30.0] * 6 + [0.0, 1.0, 2.0, 30.0]:
+        assert_same(snapshot(plain(x, tf.constant(turns))), snapshot(step(x, tf.constant(turns))), rtol=1e-5)
+    assert step.stats().followed > 7
+
+
 MASKING, POOLING = keras.layers.Masking(0.0), keras.layers.GlobalAveragePooling1D()
 CELLS = keras.layers.SimpleRNN(3, return_sequences=True)
 
