@@ -6,6 +6,7 @@ seen so far. When that is full the device stops; the rest is left to Python, or 
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING
 
 from coexec.base.tuning import tuning
@@ -97,6 +98,10 @@ class LoopRun:
             return {}
         tensors = iter(self._states)
         after = {s.name: s.join(tensors, before.get(s.name), self.count) for s in self.staged.states}
+        held = [value for s in self.staged.states if type(value := before.get(s.name)) is tuple]
+        for name, value in after.items():
+            if held and type(value) is tuple:  # handed on as a whole, it is the same one
+                after[name] = next((each for each in held if _are_same(each, value)), value)
         return {**after, **self.staged.constants}
 
     def hand_over(self, variables: dict[str, Value]) -> int:
@@ -164,6 +169,10 @@ def _parts_of(
     for grown, buffer, count in zip(lists, tensors[::2], tensors[1::2], strict=True):
         found.append((variables[grown.name], unstacked(run, buffer, int(count.resolve()))))
     return found
+
+
+def _are_same(one: tuple[Value, ...], other: tuple[Value, ...]) -> bool:
+    return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
 def _hand_over(parts: list[tuple[list[Tensor], list[Tensor]]]) -> int:
