@@ -167,7 +167,8 @@ def is_fixed_class(value: Any) -> bool:
 
 def is_tensorflows(function: FunctionType) -> bool:
     """Returns whether this is a function that a module of TensorFlow's defines, as a window of `tf.signal` is."""
-    module = sys.modules.get(function.__module__) if function.__module__.startswith("tensorflow.") else None
+    name = function.__module__  # None in code that was made without one
+    module = sys.modules.get(name) if type(name) is str and name.startswith("tensorflow.") else None
     return module is not None and vars(module).get(function.__name__) is function
 
 

@@ -358,7 +358,7 @@ class Decisions:
             site.rows *= 2
             site.staged.clear()
             return None, 1
-        if first is None or first.goes_on:
+        if first is None or first.goes_on or first.is_untold:
             return None, first.count if first is not None and first.has_widened else 0
         first.record()
         local = staged.within(before)
@@ -368,7 +368,7 @@ class Decisions:
         if staged.last is not None and staged.is_at_last(local):
             again = staged.last.arguments(local)
             last = None if again is None else self._launch_loop(site, run, staged.last, again)
-            if last is None or (last.count == 0 and last.goes_on):
+            if last is None or (last.count == 0 and last.goes_on) or last.is_untold:
                 return None, 0
             last.record()
             after.update(last.after(local))

@@ -53,7 +53,7 @@ class LoopRun:
         self._states, self._turned, holds = found[: len(states)], found[len(states)], found[len(states) + 1]
         self._rows = found[len(states) + 2 :]
         self.count, self.goes_on = int(self._turned.resolve()._numpy()), bool(holds.resolve()._numpy())
-        same = handed_on(staged.loop, self.count) if self.count and staged.hands_on else {}
+        same = handed_on(staged.loop, self.count) if self.count else {}
         alike = vjp.alike if vjp is not None and self.count else {}
         for n, place in alike.items():  # what is one tensor in Python must be one here: tapes go by identity
             self._states[n] = self._given[place] if place >= 0 else self._states[-1 - place]
