@@ -84,7 +84,7 @@ def _functions(source: str, filename: str, flags: int = 0) -> dict[CodeType, Fun
     return found
 
 
-_FUTURES = 0xFFE0000  # flags of `__future__` imports, which are the same in code objects and for `compile`
+_FUTURES = 0x1FE0000  # the flags of `__future__` imports, the same in code objects and for `compile`
 _WITHOUT_CODE = frozenset(["", "#", ")", "]", "}"])  # what lines that end a function may begin with
 _CLASS = "__class__"  # the free variable of a method that calls `super()`
 
@@ -115,15 +115,12 @@ def _alone(code: CodeType, file: _File) -> Function | None:
 
 
 def _imports(lines: list[str]) -> list[str]:
-    found, open_until = ["\n"] * len(lines), ""
+    found, goes_on = ["\n"] * len(lines), False
     for n, line in enumerate(lines):
-        if open_until or line.startswith(("import ", "from ")):
+        if goes_on or line.startswith(("import ", "from ")):
             found[n] = line
-            text = line.partition("#")[0].rstrip()
-            if open_until:
-                open_until = "" if text.endswith(open_until) else open_until
-            elif text.endswith("(") or ("(" in text and ")" not in text):
-                open_until = ")"
+            text = line.partition("#")[0]
+            goes_on = ")" not in text and (goes_on or "(" in text)
     return found
 
 
