@@ -3,8 +3,8 @@
 Source counts only if it compiles to the very code object that runs, so an edited file, a rewritten module or code
 without a file has none. Relies on `CodeType.__eq__`, which compares bytecode, constants, lines and columns.
 
-The lines of one function are parsed where these are enough, else its whole file: of 30 KB, that took 70 ms, as much as
-two to four calls of a small step.
+The lines of one function are parsed where these are enough, else its whole file, which takes as long as several calls
+of a small step: `ast.parse`, `compile` and `ast.walk` of 28 KB took 26, 22 and 21 ms on two busy cores.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class DecisionPolicy:
             return 0
         if len(self._are_loops) >= tuning.max_decisions:
             self._are_loops.clear()
-        # Source is parsed to tell loops from branches, a file at a time: not for a call that can't have asked enough.
+        # Telling loops from branches takes parsing source: not for a call that can't have asked enough.
         often = [item for item in list(places.items()) if item[1][0] > 1]  # other threads' calls may add to it
         if sum(times for _, (times, _) in often) < tuning.decisions_many:
             often = []

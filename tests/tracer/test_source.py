@@ -10,7 +10,8 @@ import pytest
 
 from tracer import source
 
-alone = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 does not tell where statements end")
+# Python 3.10 does not tell where statements end, so there each function is known by its whole file.
+ALONE = sys.version_info >= (3, 11)
 
 TRICKY = '''"""A module of what makes the lines of a function mean something else alone."""
 from __future__ import annotations
@@ -115,23 +116,22 @@ def compared(filename, text):
     return len(whole), found
 
 
-@alone
 @pytest.mark.parametrize(
     "module", ["keras.src.layers.layer", "keras.src.trainers.trainer", "contextlib", "tests.snapshots", "tracer.cursor"]
 )
 def test_the_functions_of_a_file(module):
     filename = importlib.util.find_spec(module).origin
     total, found = compared(filename, "".join(linecache.getlines(filename)))
-    assert found >= 0.9 * total > 0, (found, total)
+    assert total > 0
+    assert found >= 0.9 * total if ALONE else found == 0, (found, total)
 
 
-@alone
 def test_functions_that_need_what_is_around_them(tmp_path):
     file = tmp_path / "tricky.py"
     file.write_text(TRICKY)
     total, found = compared(str(file), TRICKY)
     # Not `hidden` and `__init__`, as names in a class are mangled, nor what calls an attribute of a nested import.
-    assert (total, found) == (12, 9)
+    assert (total, found) == (12, 9 if ALONE else 0)
 
 
 def test_each_is_known_and_only_while_the_file_is_the_same(tmp_path):

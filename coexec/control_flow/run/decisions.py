@@ -422,7 +422,7 @@ class Decisions:
     def _is_noticed(
         self, run: FollowedCall, site: Site, staged: Staged, arguments: list[Value], frame: FrameType
     ) -> bool:
-        """Whether the program may ask which object comes out of a statement; says so in `explain()` if it does."""
+        """Whether the program may tell what comes out of a statement from what it was given; `explain()` says so."""
         if any(map(has_attributes, arguments)):  # a mask of Keras', for example: what is traced has none
             self.ledger.cause(Kind.DECISION, f"{site.left}: a tensor that it reads has attributes", _location())
             return True

@@ -533,7 +533,7 @@ def test_attributes_of_other_types(function):
 
 
 def test_source_is_not_parsed_for_few_decisions(monkeypatch):
-    """It would cost several calls of a small step."""
+    """It would take longer than a small step's call."""
     asked = []
     monkeypatch.setattr(decision_policy, "decision_at", lambda *args: asked.append(args))
 
