@@ -11,11 +11,15 @@ import ctypes
 import inspect
 import sys
 from collections.abc import Iterator
-from types import CellType, CodeType, FrameType
+from types import BuiltinMethodType, CellType, CodeType, FrameType, MethodType
 from typing import Any
 
 FRAME, SLOTS = 24, 72  # byte offsets: of the frame's address in a frame object, of the variables and stack in a frame
 POINTER = ctypes.sizeof(ctypes.c_void_p)
+_METHODS = frozenset({id(MethodType), id(BuiltinMethodType)})
+_MOST_REFERENCES = 1 << 30  # more is no count, but what the allocator or another object keeps there
+
+_word = ctypes.c_void_p.from_address
 
 
 def variables_of(code: CodeType) -> int:
@@ -31,6 +35,19 @@ def address_of(frame: FrameType, place: int) -> int:
 def item_of(frame: FrameType, place: int) -> Any:
     """Returns the object in a slot; the slot must hold one."""
     return ctypes.cast(address_of(frame, place), ctypes.py_object).value
+
+
+def method_of(frame: FrameType, place: int) -> MethodType | BuiltinMethodType | None:
+    """Returns the bound method in a slot of the value stack; None if what is there is no such method that is alive.
+
+    A frame that an error leaves drops its operands one by one, and what is freed by that may run code, a generator's
+    cleanup or a weak reference's callback. The frame's instruction does not show it, nor do its slots: those dropped
+    keep their addresses. So the memory is looked at before it is taken for an object; freed, its reference count is 0.
+    """
+    address = address_of(frame, place)
+    if not address or _word(address + POINTER).value not in _METHODS:
+        return None
+    return item_of(frame, place) if 0 < (_word(address).value or 0) <= _MOST_REFERENCES else None
 
 
 def variable_of(frame: FrameType, name: str) -> Any:
@@ -73,8 +90,8 @@ def jumping(frame: FrameType) -> Iterator[None]:
 
 
 def _slot(frame: FrameType, place: int) -> ctypes.c_void_p:
-    start = ctypes.c_void_p.from_address(id(frame) + FRAME).value or 0
-    return ctypes.c_void_p.from_address(start + SLOTS + place * POINTER)
+    start = _word(id(frame) + FRAME).value or 0
+    return _word(start + SLOTS + place * POINTER)
 
 
 def _try_out() -> bool:

@@ -7,7 +7,7 @@ import importlib.util
 import linecache
 import os
 import sys
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import numpy
@@ -15,7 +15,7 @@ import tensorflow
 
 from tracer import keras_packages
 from tracer.faults import passes
-from tracer.frame_slots import item_of, variable_of
+from tracer.frame_slots import method_of, variable_of
 from tracer.guards import Guard, guard_of, only_frees, start_of
 from tracer.managers import are_plain, global_of, lets_pass
 
@@ -153,7 +153,6 @@ def call_stack() -> tuple[tuple[Frame, ...], int]:
     The latter is FREE, NAMED, PASSED or CAUGHT, for an exception raised now.
     """
     stack, named, passed, caught = _walk(sys._getframe(1), True)
-    caught = caught or _is_closing()
     return tuple(stack), CAUGHT if caught else PASSED if passed else NAMED if named else FREE
 
 
@@ -161,6 +160,23 @@ def fate() -> int:
     """Returns what an exception raised now may meet: CAUGHT, NAMED or FREE."""
     _, named, _, caught = _walk(sys._getframe(1), True)
     return CAUGHT if caught else NAMED if named else FREE
+
+
+def is_cleaning_up() -> bool:
+    """Returns whether the running code is a cleanup that CPython called: of a closed generator, of a freed object."""
+    if _is_closing():
+        return True
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and id(frame.f_code) not in _entries:
+        if is_user(frame.f_code, frame.f_globals) and _is_freeing(frame):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_freeing(frame: FrameType) -> bool:
+    """Returns whether a frame, or what it calls, runs because an object is freed: CPython reports its errors."""
+    return frame.f_code.co_name == "__del__" or only_frees(frame.f_code, frame.f_lasti)
 
 
 def _is_closing() -> bool:
@@ -179,7 +195,8 @@ def user_frames() -> tuple[Frame, ...]:
 def _walk(frame: Any, judging: bool) -> tuple[list[Frame], bool, bool, bool]:
     """Returns the user frames from here outwards, and, if `judging`, whether an error is named, passed, caught."""
     stack = []
-    named = passed = caught = False
+    named = passed = False
+    caught = judging and _is_closing()
     skipped = _skipped
     while frame is not None:
         code = frame.f_code
@@ -196,14 +213,15 @@ def _walk(frame: Any, judging: bool) -> tuple[list[Frame], bool, bool, bool]:
                 if id(code) in _offsets:
                     offset = _offsets[id(code)][1].get(offset, offset)
                 place = Frame(code.co_filename, name, frame.f_lineno or 0, offset)
-                freed = code.co_name == "__del__" or only_frees(code, frame.f_lasti)
-                known = _frames[key] = (place, guard_of(code, frame.f_lasti, frame.f_globals), code, freed)
+                known = _frames[key] = (
+                    place, guard_of(code, frame.f_lasti, frame.f_globals), code, _is_freeing(frame)
+                )  # fmt: skip
             stack.append(known[0])
             if judging:
                 if known[1] is not False:
                     passed = True
                     caught = caught or not _lets_pass(frame, known[1])
-                caught = caught or known[3]  # CPython reports the errors of what it calls as it frees an object
+                caught = caught or known[3]
         elif id(code) in _naming:
             named = True
         elif id(code) in _entries:
@@ -221,7 +239,7 @@ def _lets_pass(frame: Any, guard: bool | Guard) -> bool:
         return global_of(frame.f_globals, name) if kind == "global" else variable_of(frame, name)
 
     return all(
-        lets_pass(item_of(frame, place), stored, is_user, _generator_lets_pass) for place, stored in guard.leaves
+        lets_pass(method_of(frame, place), stored, is_user, _generator_lets_pass) for place, stored in guard.leaves
     ) and all(are_plain(cleanup, look_up) for cleanup in guard.cleanups)
 
 

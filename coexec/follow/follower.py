@@ -48,7 +48,7 @@ from tracer.host_ops import MAKES_VARIABLE
 from tracer.inputs import as_spelled, settle, small, spelled
 from tracer.intercept import tape_is_empty
 from tracer.lazy import LazyTensor, Output, has_pending, new_lazy, unwrap
-from tracer.location import place_of
+from tracer.location import is_cleaning_up, place_of
 from tracer.op import function_name, plain_name, signature_of
 from tracer.open_sizes import close
 from tracer.private import EagerTensor
@@ -515,6 +515,8 @@ class Follower(CallState):
         self.cursor.meets = cut
 
     def _raise_deferred(self) -> None:
+        if is_cleaning_up():  # as it would eagerly; what it raises is reported, and lost
+            return
         error, self.refused = self.deferred, self.refused + 1
         assert error is not None
         # Eagerly nothing runs after such an operation, so an `except` entered later must not write state. But a retry

@@ -125,6 +125,64 @@ def a_weak_reference(x):
     return y if reference() is None else x
 
 
+# An error that leaves a frame drops what the frame's statements hold, the innermost first: the manager of a `with` is
+# freed before the iterator of the loop around it, whose cleanup then runs while the frame still shows to be inside.
+
+
+def ignoring(x):
+    try:
+        yield x * 2.0
+    except GeneratorExit:
+        pass
+    check(x)
+
+
+class Twice:
+    def __init__(self, x):
+        self.items = [x * 2.0, x * 3.0]
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if not self.items:
+            raise StopIteration
+        return self.items.pop(0)
+
+
+def divided(x):
+    """Raises by itself where `check(2 * x)` does, and nowhere else."""
+    return tf.constant(8, tf.int32) // tf.cast(x[:1] < LIMIT / 2, tf.int32)
+
+
+def stop_at(x):
+    if float(x[0]) >= LIMIT / 2:
+        raise tf.errors.InvalidArgumentError(None, None, "stopped")
+
+
+def a_loop_that_an_error_leaves(x):
+    for y in checked(x):
+        with contextlib.nullcontext():
+            quotient = int(divided(x)[0])
+    return y, quotient
+
+
+def a_loop_that_an_error_leaves_behind_a_handler(x):
+    for y in ignoring(x):
+        with contextlib.nullcontext():
+            stop_at(x)
+    return y
+
+
+def a_weak_reference_that_an_error_drops(x):
+    held = [Twice(x)]
+    reference = weakref.ref(held[0], lambda _: check(x))
+    for y in held.pop():
+        with contextlib.nullcontext():
+            stop_at(x)
+    return y, reference() is None
+
+
 class Stop(Exception):
     pass
 
@@ -197,6 +255,7 @@ PROGRAMS = [
     a_generator_nobody_keeps, a_generator_that_is_deleted, a_loop_that_ends_early, a_generator_that_is_closed,
     a_generator_that_ends, a_handler_inside_of_a_generator, an_object_that_is_replaced, an_object_of_the_frame,
     an_argument, an_attribute, an_object_in_a_circle, a_weak_reference,
+    a_loop_that_an_error_leaves, a_loop_that_an_error_leaves_behind_a_handler, a_weak_reference_that_an_error_drops,
 ]  # fmt: skip
 
 
