@@ -38,21 +38,26 @@ _OTHERWISE = frozenset({"recompute_grad", "custom_gradient", "get_static_value",
 
 @functools.cache
 def _computing() -> dict[int, Any]:
-    """Returns TensorFlow's functions that only compute, by id (they live as long as their modules)."""
-    found: dict[int, Any] = {}
-    answers = {id(wrapper): function for _, function, wrapper in answered()}
+    """Returns TensorFlow's functions that only compute, as `_unwrapped`, by id (they live as long as their modules)."""
+    found = [tf.constant, tf.convert_to_tensor, tf.clip_by_value, tf.stop_gradient, tf.control_dependencies]
     for module in _MODULES:
         for name in dir(module):
             function = getattr(module, name, None)
-            if not isinstance(function, types.FunctionType) or name in _OTHERWISE:
-                continue
-            original = answers.get(id(function), function)
-            if behind(original).__module__ in _COMPUTING:
-                # Whoever has looked it up before it was wrapped holds the original.
-                found.update((id(each), each) for each in (function, original, behind(original)))
-    others = tf.constant, tf.convert_to_tensor, tf.clip_by_value, tf.stop_gradient, tf.control_dependencies
-    found.update({id(f): f for f in others})
-    return found
+            if isinstance(function, types.FunctionType) and name not in _OTHERWISE:
+                found += [function] if _unwrapped(function).__module__ in _COMPUTING else []
+    return {id(each): each for each in map(_unwrapped, found)}
+
+
+@functools.cache
+def _answers() -> dict[int, Any]:
+    return {id(wrapper): function for _, function, wrapper in answered()}
+
+
+def _unwrapped(function: Any) -> Any:
+    """Returns TensorFlow's function behind those that the runtime puts in its place, which it makes anew at times."""
+    inner = behind(function) if isinstance(function, types.FunctionType) else function
+    inner = _answers().get(id(inner), inner)
+    return behind(inner) if isinstance(inner, types.FunctionType) else inner
 
 
 def is_computing(function: Any) -> bool:
@@ -65,12 +70,12 @@ def is_computing(function: Any) -> bool:
         return True
     if isinstance(function, np.ufunc):
         return getattr(np, function.__name__, None) is function  # not one by `np.frompyfunc`
-    return id(function) in _computing()
+    return id(_unwrapped(function)) in _computing()
 
 
 def takes_tensors(function: Any) -> bool:
     """Returns whether a function converts Python integers to int32 tensors."""
-    return id(function) in _computing()
+    return id(_unwrapped(function)) in _computing()
 
 
 _PLAIN = frozenset({int, float, bool, complex, str, bytes, type(None)})

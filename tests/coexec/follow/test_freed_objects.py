@@ -161,26 +161,26 @@ def stop_at(x):
 
 
 def a_loop_that_an_error_leaves(x):
-    for y in checked(x):
+    for _ in checked(x):
         with contextlib.nullcontext():
             quotient = int(divided(x)[0])
-    return y, quotient
+    return quotient
 
 
 def a_loop_that_an_error_leaves_behind_a_handler(x):
-    for y in ignoring(x):
+    for _ in ignoring(x):
         with contextlib.nullcontext():
             stop_at(x)
-    return y
+    return x
 
 
 def a_weak_reference_that_an_error_drops(x):
     held = [Twice(x)]
     reference = weakref.ref(held[0], lambda _: check(x))
-    for y in held.pop():
+    for _ in held.pop():
         with contextlib.nullcontext():
             stop_at(x)
-    return y, reference() is None
+    return x, reference() is None
 
 
 class Stop(Exception):

@@ -17,7 +17,9 @@ import tensorflow as tf
 
 import coexec
 from coexec.base.stats import Kind
+from coexec.guards.pure_calls import is_computing
 from tests.snapshots import assert_same, snapshot
+from tracer import library
 
 CALLS = 16
 
@@ -1152,3 +1154,21 @@ def test_what_a_module_lacks_may_come_later(monkeypatch, name):
 
     compare(make, regions=10)
     compare(make, change, regions=6)
+
+
+def test_functions_that_compute_are_known_whatever_wraps_them():
+    """The runtime's wrappers are made anew where hooks are installed again."""
+    names = ["zeros", "one_hot", "matmul", "reduce_sum", "constant", "math.add", "nn.relu", "where"]
+
+    def known():
+        return [name for name in names if is_computing(functools.reduce(getattr, name.split("."), tf))]
+
+    assert known() == names
+    library.uninstall()
+    try:
+        assert known() == names
+    finally:
+        library.install()
+    assert known() == names
+    assert not is_computing(tf.random.normal)
+    assert not is_computing(tf.recompute_grad)
