@@ -11,8 +11,6 @@ import operator
 import sys
 from typing import Any
 
-import numpy as np
-
 from tracer.buffer import export_buffer_of
 from tracer.faults import absorbs, passes
 from tracer.naming import pass_for
@@ -175,10 +173,6 @@ class LazyTensor(ops._EagerTensorBase):
         # lists that a graph function keeps of a loop for its backward function.
         if data is not None and self._value is None:
             self.__dict__["_held"] = data
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        array = np.asarray(self.resolve()._numpy())
-        return array if dtype is None else array.astype(dtype)
 
     def __buffer__(self, flags: int) -> memoryview:
         return memoryview(self.resolve())

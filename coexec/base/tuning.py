@@ -384,6 +384,7 @@ class Tuning:
     # Traced statements (`control_flow/trace`).
 
     max_device_turns: int = 10_000  # iterations of a loop per launch, between which Python may be interrupted
+    max_counted: int = 1 << 27  # Python ints that a loop counts, as int32; leaves room for sums of some
     max_python_turns: int = 256  # iterations of a loop over Python values, which is unrolled
     max_staged_depth: int = 16  # nested calls that are staged
     max_turns_apart: int = 8  # last iterations that a VJP stages separately; each takes as many operations as the body

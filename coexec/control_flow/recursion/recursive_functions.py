@@ -17,7 +17,7 @@ import tensorflow as tf
 from coexec.base.tuning import tuning
 from coexec.control_flow.grad.block_vjp import spec_in
 from coexec.control_flow.trace.statements import Statements
-from coexec.control_flow.trace.values import CountedInt, Namespace, unwrap_counted
+from coexec.control_flow.trace.values import CountedInt, Namespace, counted_as, unwrap_counted
 from coexec.guards.pure_calls import is_number
 from tracer.block import CALL, COUNT, FLAG, Block, RecursiveCall, RecursiveFunction
 from tracer.errors import Refused
@@ -79,10 +79,13 @@ class _Active:
                 if other is None or type(given) is not type(value) or [*map(_spec, one or ())] != [*map(_spec, other)]:
                     raise Refused(f"{name!r} is another kind of value in a call of the function by itself")
                 found += other
+                if isinstance(value, CountedInt):
+                    _check_growth(name, given, value.bound)
             elif name in self.counted:
                 if not isinstance(given, CountedInt) and (type(given) is not int or abs(given) >= 1 << 20):
                     raise Refused(f"{name!r} is no whole number in a call of the function by itself")
                 found.append(given.tensor if isinstance(given, CountedInt) else tf.constant(given, tf.int32))
+                _check_growth(name, given, tuning.max_counted)
             elif given is not value and not (is_number(given) and is_number(value) and same(given, value)):
                 if (type(given) is int or isinstance(given, CountedInt)) and type(value) is int:
                     self.counted.add(name)
@@ -226,7 +229,8 @@ class RecursiveStatements(Statements):
                     if given is not None:
                         made = [stage.argument(v._out.spec) for v in given]
                         inner.names[name] = made[0] if isinstance(value, LazyTensor) else tuple(made)
-                        inner.names[name] = CountedInt(made[0]) if isinstance(value, CountedInt) else inner.names[name]
+                        if isinstance(value, CountedInt):
+                            inner.names[name] = CountedInt(made[0], value.bound)
                     elif name in active.counted:
                         inner.names[name] = CountedInt(stage.argument(COUNT))
                 active.room = stage.argument(COUNT)
@@ -331,7 +335,8 @@ class RecursiveStatements(Statements):
         if type(form) is tuple:
             return tuple([self._built(part, found) for part in form])
         if isinstance(form, _Leaf):
-            return CountedInt(found[form.number]) if form.counted else found[form.number]
+            tensor = found[form.number]
+            return CountedInt(tensor, calls=frozenset((object(),))) if form.counted else tensor
         return form
 
     # While the form of the return value is unknown.
@@ -355,7 +360,7 @@ def _dummy(value: Value) -> Value:
     if type(value) is tuple:
         return tuple([_dummy(part) for part in value])
     if isinstance(value, CountedInt):
-        return CountedInt(_dummy(value.tensor))
+        return counted_as(_dummy(value.tensor), value)
     return tf.zeros(value._out.spec.shape, value._out.spec.dtype) if isinstance(value, LazyTensor) else value
 
 
@@ -366,6 +371,12 @@ def _tensors(value: Value) -> list[LazyTensor] | None:
     if type(value) is tuple and value and all(isinstance(v, LazyTensor) for v in value):
         return list(value)
     return None
+
+
+def _check_growth(name: str, given: Value, bound: int) -> None:
+    """Refuses a counted argument that grows by more than small numbers from call to call."""
+    if isinstance(given, CountedInt) and bound + (given.bound - bound) * tuning.max_recursion >= 1 << 31:
+        raise Refused(f"{name!r} may exceed int32 in a call of the function by itself")
 
 
 def _spec(tensor: LazyTensor) -> Spec:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from coexec.control_flow.trace.list_buffers import ListBuffers, Rows
 from coexec.control_flow.trace.reads import Reads
-from coexec.control_flow.trace.values import CountedInt, Undefined, alike, form_of, is_one_kind, spec, unwrap_counted
+from coexec.control_flow.trace.values import Undefined, alike, counted_as, form_of, is_one_kind, spec, unwrap_counted
 from tracer.block import BRANCH, Branch
 from tracer.errors import Refused
 from tracer.functions import joined
@@ -140,5 +140,5 @@ class Paths:
             specs: list[Spec] = [spec(pairs[n][0]) for n in chosen]  # type: ignore[misc]  # each has one
             given = [truth, *outer]
             for n, tensor in zip(chosen, self.stage.structure(BRANCH, structure, given, specs), strict=True):
-                results[n] = CountedInt(tensor) if isinstance(pairs[n][0], CountedInt) else tensor
+                results[n] = counted_as(tensor, *pairs[n])
         return results

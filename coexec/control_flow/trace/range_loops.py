@@ -48,7 +48,7 @@ class TracedRange(TracedBranch):
         """Returns the block's inputs; None if a guard fails."""
         last = _last(self.loop, local)
         given = {name: last if name == _LAST else local.get(name) for name in self.counters}
-        if not all(type(v) is int and abs(v) < 1 << 28 for v in given.values()):
+        if not all(type(v) is int and abs(v) < tuning.max_counted for v in given.values()):
             return None
         arguments = self.reads.again(local)
         if arguments is None:

@@ -12,7 +12,15 @@ import tensorflow as tf
 from coexec.base.tuning import tuning
 from coexec.control_flow.trace.expressions import Expressions
 from coexec.control_flow.trace.reads import CONTAINERS, Reads, has_own_builtins
-from coexec.control_flow.trace.values import CountedInt, Namespace, Undefined, is_one_kind, spec, unwrap_counted
+from coexec.control_flow.trace.values import (
+    CountedInt,
+    Namespace,
+    Undefined,
+    counted_as,
+    is_one_kind,
+    spec,
+    unwrap_counted,
+)
 from tracer.block import COUNT, FLAG, LOOP, Block, WhileLoop
 from tracer.errors import Refused
 from tracer.functions import joined
@@ -22,7 +30,7 @@ from tracer.source import function_of
 from tracer.syntax import assigned_names, shared_names
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from coexec.control_flow.program_types import Tensor, Value
     from tracer.source import Function
@@ -216,7 +224,8 @@ class Statements(Expressions):
         inner = scope.branch()
         names = [name for name in assigned if spec(scope.names.get(name)) is not None]
         starts = {name: self.stage.stand_in(unwrap_counted(scope.names[name])._out) for name in names}
-        inner.names.update({name: _as(scope.names[name], start) for name, start in starts.items()})
+        counted = [value for name in names if isinstance(value := scope.names[name], CountedInt)]
+        inner.names.update({name: _as(scope.names[name], start, counted) for name, start in starts.items()})
         testing, truth, left = self.apart(lambda: self.truth(statement.test, inner))
         if left is not None:
             raise Refused("a way through the test is left to Python")
@@ -243,7 +252,9 @@ class Statements(Expressions):
         self.leave_if(holds)
         lost = Undefined("it has no value if the loop does not turn")
         scope.names.update({name: lost for name in assigned if name not in scope.names})
-        scope.names.update({name: _as(scope.names[name], state) for name, state in zip(names, states, strict=True)})
+        grown = [value for name in names if isinstance(value := inner.names[name], CountedInt)]
+        for name, state in zip(names, states, strict=True):
+            scope.names[name] = _as(scope.names[name], state, counted, grown)
         self._behind(statement, scope)
 
     def _behind(self, statement: ast.For | ast.While, scope: Namespace) -> None:
@@ -398,15 +409,23 @@ def _leads_to(kinds: tuple[type[ast.stmt], ...], statements: list[ast.stmt]) -> 
     return False
 
 
-def _as(value: Value, tensor: Tensor) -> Value:
-    """Returns the tensor that replaces `value`, as a counted number if `value` is one."""
-    return CountedInt(tensor) if isinstance(value, CountedInt) else tensor
+def _as(value: Value, tensor: Tensor, before: list[CountedInt], after: Sequence[CountedInt] = ()) -> Value:
+    """Returns the tensor that replaces `value` in a nested loop or behind it, as a counted number if `value` is one.
+
+    `before`: the loop's counted numbers; `after`: the same after one iteration, if this is behind the loop. What an
+    iteration adds, each may add; one that adds more than small numbers, the counted ones themselves, is refused.
+    """
+    if not isinstance(value, CountedInt):
+        return tensor
+    within = counted_as(tensor, *before)
+    grown = max((each.bound for each in after), default=0) - within.bound
+    return CountedInt(tensor, within.bound + max(grown, 0) * tuning.max_device_turns, within.calls)
 
 
 def _like(value: Value) -> Value:
     """Returns a placeholder of the same kind, for a path whose values are never used."""
     if isinstance(value, CountedInt):
-        return CountedInt(_like(value.tensor))
+        return counted_as(_like(value.tensor), value)
     held = spec(value)
     if held is None or type(value) in CONTAINERS:
         return value

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import keras
 import tensorflow as tf
 
+from coexec.base.tuning import tuning
 from coexec.control_flow.trace.reads import CONTAINERS
 from coexec.guards.pure_calls import is_number
 from tracer.errors import Refused
@@ -29,10 +30,18 @@ _COUNTING: tuple[Operator, ...] = (operator.add, operator.sub, operator.neg)
 
 
 class CountedInt:
-    """A Python int that a loop counts, as an int32 tensor."""
+    """A Python int that a loop counts, as an int32 tensor.
 
-    def __init__(self, tensor: Tensor) -> None:
+    Python's have no end, so what is computed from it is refused where it might exceed int32. `bound` is its largest
+    absolute value. `calls`: the recursive calls that have returned parts of it, each one counted once.
+    """
+
+    def __init__(self, tensor: Tensor, bound: int | None = None, calls: frozenset[object] = frozenset()) -> None:
         self.tensor = tensor
+        self.bound = tuning.max_counted if bound is None else bound
+        self.calls = calls
+        if self.bound >= 1 << 31:
+            raise Refused("a number that a loop counts may exceed int32")
 
 
 class Undefined:
@@ -71,6 +80,14 @@ def spec(value: Value) -> Spec | None:
 def unwrap_counted(value: Value) -> Value:
     """Returns the tensor behind a counted number; other values unchanged."""
     return value.tensor if isinstance(value, CountedInt) else value
+
+
+def counted_as(tensor: Tensor, *values: Value) -> Value:
+    """Returns the tensor that replaces these values, each of them for all that is known; counted if they are."""
+    counted = [value for value in values if isinstance(value, CountedInt)]
+    if not counted:
+        return tensor
+    return CountedInt(tensor, max(v.bound for v in counted), frozenset().union(*(v.calls for v in counted)))
 
 
 def form_of(value: Value) -> tuple[type, int] | None:
@@ -124,7 +141,13 @@ def apply_to_counted(function: Operator, operands: tuple[Value, ...]) -> Value:
         if not compares and function not in _COUNTING:
             raise Refused(f"{function.__name__} of a number that a loop counts")
         result = function(*(unwrap_counted(v) for v in operands))
-        return result if compares else CountedInt(result)
+        if compares:
+            return result
+        counted = [v for v in operands if isinstance(v, CountedInt)]
+        calls = frozenset().union(*(v.calls for v in counted))
+        if len(calls) < sum(len(v.calls) for v in counted):
+            raise Refused("what a recursive call returns counts twice: such numbers may double with each call")
+        return CountedInt(result, sum(abs(v) for v in others) + sum(v.bound for v in counted), calls)
     if len(others) == 1 and isinstance(others[0], LazyTensor):
         dtype = others[0].dtype
         if not (dtype.is_floating or dtype in (tf.int32, tf.int64)):

@@ -131,7 +131,7 @@ def _given(value: Value, spec: Spec, state: LoopVariable) -> Tensor | None:
     if state.late:
         return _zeros(spec) if value is _UNBOUND else None
     if state.step is not None:
-        if type(value) is not int or abs(value) + tuning.max_device_turns * abs(state.step) >= 1 << 30:
+        if type(value) is not int or abs(value) + tuning.max_device_turns * abs(state.step) >= tuning.max_counted:
             return None
         return tf.constant(value, tf.int32)
     if not is_tensor(value) or value._datatype_enum() != spec.enum or value._shape_tuple() != spec.shape:

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import coexec
+from coexec import testing
 from tests.coexec.control_flow.test_control_flow import TRIPS, same, scalars
 from tests.marks import needs_places
 
@@ -196,6 +197,68 @@ def test_counters_are_numbers(backend, use):
         np.testing.assert_allclose(found[0], x)
         assert (type(found[1]), found[1], type(found[2]), found[2]) == (type(k), k, type(t), t)
     left_to_python(fn)
+
+
+def tripled(n):
+    return n + n + n
+
+
+def doubled(n):
+    return n + n
+
+
+def helped(n):
+    return doubled(doubled(n))
+
+
+def doubled_in_a_loop(n):
+    i = 0
+    while i < 20:
+        i, n = i + 1, n + n
+    return n
+
+
+@pytest.mark.parametrize("sums", [tripled, helped, doubled_in_a_loop])
+@pytest.mark.parametrize("dtype", [tf.int64, tf.float64])
+def test_counters_have_no_end(backend, sums, dtype):
+    """Python's numbers do not wrap where int32 does, though a loop counts them as such on the device."""
+
+    def function(x, n):
+        total = tf.zeros([], dtype)
+        while x < 40.0:
+            n += 1
+            x = x + 1.0
+            total = total + sums(n)
+        return total, n
+
+    fn = coexec.function(function, jit_compile=backend == "xla", control_flow=True)
+    with testing.always_follow():
+        for start in (0, 1, 2, 3, 4, 5, (1 << 27) - 100_000, 600_000_000, 900_000_000, 1 << 29, 7):
+            (one, counted), (other, found) = function(tf.zeros([]), start), fn(tf.zeros([]), start)
+            assert (float(one), counted, type(found)) == (float(other), found, int), f"from {start}"
+    if sums is not doubled_in_a_loop:
+        assert fn.stats().decisions_on_device >= 100, fn.explain()
+
+
+@pytest.mark.parametrize("step", [1, 300_000, None])
+def test_counters_in_a_loop_inside_of_the_loop_have_no_end(backend, step):
+    def function(x, n):
+        total = tf.zeros([], tf.float64)
+        while x < 8.0:
+            n += 1
+            m, y = n, x * 0.0
+            while y < 10.0:
+                y = y + 1.0
+                m = m + (m if step is None else step)
+            x = x + 1.0
+            total = total + m
+        return total, n
+
+    fn = coexec.function(function, jit_compile=backend == "xla", control_flow=True)
+    with testing.always_follow():
+        for start in (0, 1, 2, 3, 1 << 26, 7):
+            (one, counted), (other, found) = function(tf.zeros([]), start), fn(tf.zeros([]), start)
+            assert (float(one), counted) == (float(other), found), f"from {start}"
 
 
 def test_a_counter_in_a_pair_is_a_number(backend):
