@@ -43,8 +43,9 @@ def _computing() -> dict[int, Any]:
     for module in _MODULES:
         for name in dir(module):
             function = getattr(module, name, None)
-            if isinstance(function, types.FunctionType) and name not in _OTHERWISE:
-                found += [function] if _unwrapped(function).__module__ in _COMPUTING else []
+            is_one = isinstance(function, types.FunctionType) and name not in _OTHERWISE
+            if is_one and _unwrapped(function).__module__ in _COMPUTING:
+                found.append(function)
     return {id(each): each for each in map(_unwrapped, found)}
 
 

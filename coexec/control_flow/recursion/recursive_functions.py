@@ -80,12 +80,12 @@ class _Active:
                     raise Refused(f"{name!r} is another kind of value in a call of the function by itself")
                 found += other
                 if isinstance(value, CountedInt):
-                    _check_growth(name, given, value.bound)
+                    _check_growth(name, given, value)
             elif name in self.counted:
                 if not isinstance(given, CountedInt) and (type(given) is not int or abs(given) >= 1 << 20):
                     raise Refused(f"{name!r} is no whole number in a call of the function by itself")
                 found.append(given.tensor if isinstance(given, CountedInt) else tf.constant(given, tf.int32))
-                _check_growth(name, given, tuning.max_counted)
+                _check_growth(name, given)
             elif given is not value and not (is_number(given) and is_number(value) and same(given, value)):
                 if (type(given) is int or isinstance(given, CountedInt)) and type(value) is int:
                     self.counted.add(name)
@@ -230,9 +230,9 @@ class RecursiveStatements(Statements):
                         made = [stage.argument(v._out.spec) for v in given]
                         inner.names[name] = made[0] if isinstance(value, LazyTensor) else tuple(made)
                         if isinstance(value, CountedInt):
-                            inner.names[name] = CountedInt(made[0], value.bound)
+                            inner.names[name] = CountedInt(made[0], _bound_within(value))
                     elif name in active.counted:
-                        inner.names[name] = CountedInt(stage.argument(COUNT))
+                        inner.names[name] = CountedInt(stage.argument(COUNT), _bound_within())
                 active.room = stage.argument(COUNT)
                 count = len(stage.arguments)
                 for tensor in active.captured:
@@ -322,6 +322,9 @@ class RecursiveStatements(Statements):
             elif isinstance(form, _Leaf):
                 if form.counted and type(part) is int and abs(part) < 1 << 20:
                     part = CountedInt(tf.constant(part, tf.int32))
+                if isinstance(part, CountedInt) and part.bound > tuning.max_counted:
+                    # What calls return may add up over any number of calls; their callers rely on the bound.
+                    self.leave_if(tf.greater(tf.abs(part.tensor), tuning.max_counted))
                 if not isinstance(unwrap_counted(part), LazyTensor) or isinstance(part, CountedInt) is not form.counted:
                     raise Refused("it returns other kinds of values on some ways")
                 found.append(unwrap_counted(part))
@@ -335,8 +338,7 @@ class RecursiveStatements(Statements):
         if type(form) is tuple:
             return tuple([self._built(part, found) for part in form])
         if isinstance(form, _Leaf):
-            tensor = found[form.number]
-            return CountedInt(tensor, calls=frozenset((object(),))) if form.counted else tensor
+            return CountedInt(found[form.number]) if form.counted else found[form.number]
         return form
 
     # While the form of the return value is unknown.
@@ -373,9 +375,15 @@ def _tensors(value: Value) -> list[LazyTensor] | None:
     return None
 
 
-def _check_growth(name: str, given: Value, bound: int) -> None:
-    """Refuses a counted argument that grows by more than small numbers from call to call."""
-    if isinstance(given, CountedInt) and bound + (given.bound - bound) * tuning.max_recursion >= 1 << 31:
+def _bound_within(value: CountedInt | None = None) -> int:
+    """Returns the bound of a counted argument in all calls; `value`: it in the outermost, if it is counted there."""
+    return tuning.max_counted + (value.bound if value is not None else tuning.max_counted)
+
+
+def _check_growth(name: str, given: Value, value: CountedInt | None = None) -> None:
+    """Refuses a counted argument that grows from call to call by more than small numbers: its bound holds for all."""
+    grown = given.bound - _bound_within(value) if isinstance(given, CountedInt) else 0
+    if grown * tuning.max_recursion > tuning.max_counted:
         raise Refused(f"{name!r} may exceed int32 in a call of the function by itself")
 
 

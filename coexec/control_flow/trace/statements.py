@@ -419,7 +419,7 @@ def _as(value: Value, tensor: Tensor, before: list[CountedInt], after: Sequence[
         return tensor
     within = counted_as(tensor, *before)
     grown = max((each.bound for each in after), default=0) - within.bound
-    return CountedInt(tensor, within.bound + max(grown, 0) * tuning.max_device_turns, within.calls)
+    return CountedInt(tensor, within.bound + max(grown, 0) * tuning.max_device_turns)
 
 
 def _like(value: Value) -> Value:

@@ -33,13 +33,12 @@ class CountedInt:
     """A Python int that a loop counts, as an int32 tensor.
 
     Python's have no end, so what is computed from it is refused where it might exceed int32. `bound` is its largest
-    absolute value. `calls`: the recursive calls that have returned parts of it, each one counted once.
+    absolute value.
     """
 
-    def __init__(self, tensor: Tensor, bound: int | None = None, calls: frozenset[object] = frozenset()) -> None:
+    def __init__(self, tensor: Tensor, bound: int | None = None) -> None:
         self.tensor = tensor
         self.bound = tuning.max_counted if bound is None else bound
-        self.calls = calls
         if self.bound >= 1 << 31:
             raise Refused("a number that a loop counts may exceed int32")
 
@@ -84,10 +83,8 @@ def unwrap_counted(value: Value) -> Value:
 
 def counted_as(tensor: Tensor, *values: Value) -> Value:
     """Returns the tensor that replaces these values, each of them for all that is known; counted if they are."""
-    counted = [value for value in values if isinstance(value, CountedInt)]
-    if not counted:
-        return tensor
-    return CountedInt(tensor, max(v.bound for v in counted), frozenset().union(*(v.calls for v in counted)))
+    bounds = [value.bound for value in values if isinstance(value, CountedInt)]
+    return CountedInt(tensor, max(bounds)) if bounds else tensor
 
 
 def form_of(value: Value) -> tuple[type, int] | None:
@@ -143,11 +140,7 @@ def apply_to_counted(function: Operator, operands: tuple[Value, ...]) -> Value:
         result = function(*(unwrap_counted(v) for v in operands))
         if compares:
             return result
-        counted = [v for v in operands if isinstance(v, CountedInt)]
-        calls = frozenset().union(*(v.calls for v in counted))
-        if len(calls) < sum(len(v.calls) for v in counted):
-            raise Refused("what a recursive call returns counts twice: such numbers may double with each call")
-        return CountedInt(result, sum(abs(v) for v in others) + sum(v.bound for v in counted), calls)
+        return CountedInt(result, sum(v.bound if isinstance(v, CountedInt) else abs(v) for v in operands))
     if len(others) == 1 and isinstance(others[0], LazyTensor):
         dtype = others[0].dtype
         if not (dtype.is_floating or dtype in (tf.int32, tf.int64)):

@@ -240,25 +240,46 @@ def test_counters_have_no_end(backend, sums, dtype):
         assert fn.stats().decisions_on_device >= 100, fn.explain()
 
 
-@pytest.mark.parametrize("step", [1, 300_000, None])
-def test_counters_in_a_loop_inside_of_the_loop_have_no_end(backend, step):
-    def function(x, n):
-        total = tf.zeros([], tf.float64)
-        while x < 8.0:
-            n += 1
-            m, y = n, x * 0.0
-            while y < 10.0:
-                y = y + 1.0
-                m = m + (m if step is None else step)
+def nine_times(x, i):
+    return i + i + i + i + i + i + i + i + i
+
+
+def grown_in_a_loop(x, i):
+    y = x * 0.0
+    while y < 10.0:
+        y = y + 1.0
+        i = i + 1
+    return i
+
+
+def doubled_in_a_loop_on_the_device(x, i):
+    y = x * 0.0
+    while y < 10.0:
+        y = y + 1.0
+        i = i + i
+    return i
+
+
+@pytest.mark.parametrize("sums", [nine_times, grown_in_a_loop, doubled_in_a_loop_on_the_device])
+def test_numbers_of_ranges_have_no_end(backend, sums):
+    """Nor do what nested loops make of them; what doubles with each iteration is Python's."""
+
+    def function(x, start):
+        total, end = tf.zeros([], tf.float64), start + 30
+        for i in range(start, end):
             x = x + 1.0
-            total = total + m
-        return total, n
+            total = total + sums(x, i)
+            if x > 20.0:
+                break
+        return total, i
 
     fn = coexec.function(function, jit_compile=backend == "xla", control_flow=True)
     with testing.always_follow():
-        for start in (0, 1, 2, 3, 1 << 26, 7):
-            (one, counted), (other, found) = function(tf.zeros([]), start), fn(tf.zeros([]), start)
-            assert (float(one), counted) == (float(other), found), f"from {start}"
+        for start in (0, 1, 2, 3, 4, 5_000_000, 120_000_000, 260_000_000, 7):
+            (one, last), (other, found) = function(tf.zeros([]), start), fn(tf.zeros([]), start)
+            assert (float(one), last) == (float(other), found), f"from {start}"
+    on_device = fn.stats().decisions_on_device
+    assert on_device == 0 if sums is doubled_in_a_loop_on_the_device else on_device >= 4, fn.explain()
 
 
 def test_a_counter_in_a_pair_is_a_number(backend):

@@ -348,6 +348,58 @@ def test_functions_that_call_themselves_run_on_the_device(function, backend):
     assert "NotImplementedError" not in fn.explain(), fn.explain()  # XLA gets what is around the calls
 
 
+def doubled(x, step):
+    if x > 4.0:
+        return 1
+    m = doubled(x + step, step)
+    n = m + m
+    return n
+
+
+def doubled_in_another_call(x, step, n):
+    if x > 4.0:
+        return n + n
+    m = doubled_in_another_call(x + step, step, n)
+    n = doubled_in_another_call(x + 5.0, step, m)
+    return n
+
+
+def doubled_for_the_next(x, step, n):
+    if x > 4.0:
+        return n
+    return doubled_for_the_next(x + step, step, n + n)
+
+
+def counts_doubled(x, step):
+    n = doubled(x, step)
+    return n
+
+
+def counts_doubled_in_another_call(x, step):
+    n = doubled_in_another_call(x, step, 1)
+    return n
+
+
+def counts_doubled_for_the_next(x, step):
+    n = doubled_for_the_next(x, step, 1)
+    return n
+
+
+@pytest.mark.parametrize(
+    "function", [counts_doubled, counts_doubled_in_another_call, counts_doubled_for_the_next], ids=lambda f: f.__name__
+)
+def test_what_they_count_has_no_end(function, backend):
+    """Python's numbers do not wrap where int32 does; what would leave it is left to Python."""
+    fn = coexec.function(function, jit_compile=backend == "xla", control_flow=True)
+    steps = [1.0, 0.5, 1.0, 0.5, 0.7, 0.4, 0.7, 0.1, 0.05, 0.2, 0.5]  # 4 to 81 calls deep
+    with testing.always_follow():
+        for step in map(tf.constant, steps):
+            expected, found = function(tf.zeros([]), step), fn(tf.zeros([]), step)
+            assert (type(found), found) == (int, expected), float(step)
+    if function is not counts_doubled_for_the_next:  # refused as a whole: it grows by what is not known
+        assert fn.stats().decisions_on_device >= 4, fn.explain()
+
+
 # What stays with Python.
 
 
