@@ -72,6 +72,8 @@ _library_prefixes = [*_tensorflow_prefixes, *(path for name in keras_packages.NA
 # The values keep the code objects alive, so ids are not reused.
 _codes: dict[int, tuple[CodeType, bool]] = {}
 _frames: dict[tuple[int, int], tuple[Frame, bool | Guard, CodeType, bool]] = {}
+# By generated code: the name of the file that the first one equal to it has.
+_generated: dict[CodeType, str] = {}
 # Offsets in the code that a twin was made from, by those in its own: both give the same locations.
 _offsets: dict[int, tuple[CodeType, dict[int, int]]] = {}
 # The only library code that counts as a guard: Keras adds to an error which layer it came from.
@@ -212,7 +214,7 @@ def _walk(frame: Any, judging: bool) -> tuple[list[Frame], bool, bool, bool]:
                 offset = start_of(code, frame.f_lasti)
                 if id(code) in _offsets:
                     offset = _offsets[id(code)][1].get(offset, offset)
-                place = Frame(code.co_filename, name, frame.f_lineno or 0, offset)
+                place = Frame(_file_of(code), name, frame.f_lineno or 0, offset)
                 known = _frames[key] = (
                     place, guard_of(code, frame.f_lasti, frame.f_globals), code, _is_freeing(frame)
                 )  # fmt: skip
@@ -228,6 +230,19 @@ def _walk(frame: Any, judging: bool) -> tuple[list[Frame], bool, bool, bool]:
             break
         frame = frame.f_back
     return stack, named, passed, caught
+
+
+def _file_of(code: CodeType) -> str:
+    """Returns the name of the file of some code; of generated code, of the first that was equal but for that name.
+
+    What generates code (`sympy.lambdify`, templates, notebooks) numbers these names, also where it generates it again.
+    """
+    name = code.co_filename
+    if not name.startswith("<"):
+        return name
+    if len(_generated) > MAX_CACHED:
+        _generated.clear()
+    return _generated.setdefault(code, name)
 
 
 def _lets_pass(frame: Any, guard: bool | Guard) -> bool:

@@ -59,3 +59,35 @@ def test_they_are_no_code_of_the_programs_either():
     own = vars(types.ModuleType("another"))
     exec(PLUGIN, own)
     assert effects.is_programs(own["plus"].__code__, own)
+
+
+def generated(number, expression):
+    """A function as generators of code make it: in a file that does not exist, and has another name each time."""
+    space = {"tf": tf}
+    exec(compile(f"def made(x):\n    return {expression}\n", f"<generated-{number}>", "exec"), space)
+    return space["made"]
+
+
+def test_code_that_is_generated_again_is_known():
+    def make(function):
+        return function(lambda x, number: generated(number, "tf.tanh(x) * 2.0 + tf.reduce_sum(x)")(x))
+
+    step = run_both(make, [(tf.constant([0.1 * call, 1.0]), call) for call in range(8)])
+    assert step.stats().diverged == 0
+    assert step.stats().recorded == 1
+
+
+def test_other_code_in_a_file_of_the_same_name_is_another():
+    ways = ["tf.tanh(x) * 2.0", "tf.tanh(x) * 3.0", "tf.sinh(x) * 2.0", "tf.tanh(x * 2.0)"]
+
+    def make(function):
+        return function(lambda x, number: generated("", ways[number])(x) + 1.0)
+
+    run_both(make, [(tf.constant([0.1 * call, 1.0]), call * 7 % 4) for call in range(16)])
+
+
+def test_generated_code_fails_at_its_own_lines():
+    def make(function):
+        return function(lambda x, number: generated(number, "tf.gather(tf.constant([1, 2, 3]), x)")(x) * 2)
+
+    run_both(make, [(tf.constant(9 if call == 5 else 1), call) for call in range(8)])
