@@ -411,12 +411,12 @@ class Cursor:
             return None
         opening = is_opening(node) and self.may_open()
         if node.host is not None and not opening and not (node.host == DECIDES and self._is_decided(op, inputs)):
-            return self._move(Step(here, op, node, None, (), {}, {}, ()), node)
+            return self.append(Step(here, op, node, None, (), {}, {}, ()))
         if signature is None:
             self._mismatch("new operation", location, self._expected(), op)
             return None
         if here.dynamic:  # shapes are inferred for exact sizes, so it takes its inputs as feeds of another segment
-            return self._move(Step.at_join(here, node, len(inputs)), node)
+            return self.append(Step.at_join(here, node, len(inputs)))
         wiring = Wiring(self, node, op, signature, args)
         try:
             parts = wiring.build(inputs)
@@ -429,7 +429,7 @@ class Cursor:
                 if variant is None:  # what it is given has to be computed first
                     node.sized = close(here, wiring.tensors()) or opening
                     step = Step(here, op, node, None, (), {}, {}, ()) if opening else None
-                    return self._move(step or Step.at_join(here, node, len(inputs)), node)
+                    return self.append(step or Step.at_join(here, node, len(inputs)))
             elif node.host is not None:
                 variant = variant if variant is not None and variant.folded else folded(node, parts)
             else:
@@ -438,6 +438,9 @@ class Cursor:
                     variant = derive(node, parts, wiring.outside, wiring.known)
                 else:
                     variant = feed_changed(node, parts, wiring.outside, wiring.known) or variant
+                if node.host == VALUE_SHAPED and wiring.unfeed():
+                    node.host = None
+                    return self.adopt(entry, op, inputs, given, args)
                 if len(node.fed) > fed:
                     self._drop_constants(here, node)
                     wiring = Wiring(self, node, op, signature, args)
@@ -450,7 +453,7 @@ class Cursor:
             # What comes behind takes what has been computed by then, and is no more of a reason.
             self.closing |= wiring.keep_shaping(here)
             if not (close(here, wiring.tensors()) or self.closing):
-                return self._move(step, node)
+                return self.append(step)
             node.host, self.step = None, step  # a segment may contain it from the next call on; now it runs on its own
             return step
         if variant is None:
@@ -466,16 +469,16 @@ class Cursor:
             self._drop_constants(here, node)
             return self.adopt(entry, op, inputs, given, args)
         if self.graph.updates_rows and is_variable_op(op) and splits(here, op, wiring.slots):
-            return self._move(Step.at_join(here, node, len(inputs)), node)
+            return self.append(Step.at_join(here, node, len(inputs)))
         if self._is_join(here, node, variant):
             step = Step.at_join(here, node, len(inputs))
             step.onward = self.graph.onward_from(node.head)
-            return self._move(step, node)
+            return self.append(step)
         wiring.commit()
         step = Step(here, op, node, variant, tuple(wiring.slots), wiring.consts, wiring.lists, tuple(wiring.specs))
         if pair is not None:
             self._draw(step, pair)
-        return self._move(step, node)
+        return self.append(step)
 
     def _adopt_call(self, op: str, inputs: tuple[Any, ...], attrs: tuple[Any, ...], location: Location) -> Step | None:
         """Adds a step for a call of a function, whose name is in `attrs`, and moves there; see `adopt`."""
@@ -495,7 +498,7 @@ class Cursor:
                 here.hot = self.step = step
                 return step
         self.adopted += 1
-        return self._move(Step(here, op, node, None, (), {}, {}, ()), node)
+        return self.append(Step(here, op, node, None, (), {}, {}, ()))
 
     def _call_of(self, callee: Callee, place: Node, inputs: tuple[Any, ...], attrs: tuple[Any, ...]) -> Step | None:
         """Adds a step for a call as part of the segment, and moves there; None if it has to run on its own."""
@@ -519,10 +522,10 @@ class Cursor:
             outputs = tuple(Output(spec, None, node) for spec in specs)
             variant = node.variants[parts] = Variant(parts, outputs, list(range(len(specs))))
         if is_written(here, wiring.slots) or self._has_ways(here, node, variant):
-            return self._move(Step.at_join(here, node, len(inputs)), node)
+            return self.append(Step.at_join(here, node, len(inputs)))
         wiring.commit()
         step = Step(here, node.op, node, variant, tuple(wiring.slots), wiring.consts, {}, tuple(wiring.specs))
-        return self._move(step, node)
+        return self.append(step)
 
     def _has_ways(self, here: Step, node: Node, variant: Variant) -> bool:
         """Returns whether to cut before a function's call, as calls come to it by ever other ways: see `_is_join`.
@@ -558,11 +561,13 @@ class Cursor:
 
     def _drop_constants(self, here: Step, node: Node) -> None:
         """Drops the steps after `here` whose constants are fed from now on."""
-        here.next = [s for s in here.next if s.node is not node or not node.fed.intersection(_constant_inputs(s))]
+        here.next = [s for s in here.next if s.node is not node or not node.fed.intersection(s.constant_inputs())]
         here.hot = None
 
-    def _move(self, step: Step, node: Node) -> Step:
-        here = self.step
+    def append(self, step: Step) -> Step:
+        """Adds a step behind the last one, and moves there."""
+        here, node = self.step, step.node
+        assert node is not None
         self.graph.link(here.node or self._behind, node)
         here.add(step, MAX_STEPS)
         self.graph.steps += 1
@@ -593,8 +598,3 @@ def _in_turn(here: Step) -> list[Step]:
         return here.next
     at = here.next.index(here.hot)
     return here.next[at + 1 :] + here.next[:at]
-
-
-def _constant_inputs(step: Step) -> list[Any]:
-    """Returns the constant inputs of a step, as input numbers or (input, item) pairs."""
-    return [*step.consts, *((i, j) for i, (_, consts) in step.lists.items() for j in consts)]

@@ -420,7 +420,10 @@ hooks.Hooks(
 class Watcher:
     """Relies on attributes of objects; `changed` is called when one of them is written."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "watched")
+
+    def __init__(self) -> None:
+        self.watched: set[int] = set()  # the ids of these objects
 
     def changed(self, what: str) -> None:
         """Invalidates what depended on `what`."""
@@ -442,6 +445,15 @@ def watch(objects: list[Any], watcher: Watcher) -> None:
                 reference = holder
             _watched[key] = (reference, weakref.WeakSet())
         _watched[key][1].add(watcher)
+        watcher.watched.add(key)
+
+
+def watch_as(watcher: Watcher, known: Watcher) -> None:
+    """Registers `watcher` for writes to the objects that `known` relies on, as far as they are alive."""
+    for key in known.watched:
+        if (entry := _watched.get(key)) is not None:
+            entry[1].add(watcher)
+            watcher.watched.add(key)
 
 
 def written(holder: Any, what: str) -> None:

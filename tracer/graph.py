@@ -306,6 +306,10 @@ class Step(Carried):
         """The source line that issued the operation, for messages."""
         return str(self.node.location) if self.node is not None else ""
 
+    def constant_inputs(self) -> list[Any]:
+        """Returns its inputs that are constants, as input numbers or (input, item) pairs."""
+        return [*self.consts, *((i, j) for i, (_, consts) in self.lists.items() for j in consts)]
+
     def is_inside(self, frames: tuple[Any, ...]) -> bool:
         """Returns whether a callee of `frames` issued the operation; its own frames may be in the location too."""
         return self.frames[len(self.frames) - len(frames) :] == frames
@@ -533,11 +537,14 @@ def node_key(op: str, entry: str, attrs: tuple[Any, ...], location: Location) ->
 
 
 _OPAQUE = frozenset({STRING, VARIANT, RESOURCE})
+_CONVOLUTIONS = frozenset({"Conv2D", "Conv3D", "DepthwiseConv2dNative"})  # eager's keep the shape of an empty input
 
 
 def refusal(op: str, parts: tuple[Any, ...], outputs: tuple[Spec, ...]) -> str | None:
     """Returns why an operation with these inputs and outputs must be a host op; None if a segment may contain it."""
     specs = [s for p in parts for s in (p if isinstance(p, tuple) else (p,)) if isinstance(s, Spec)]
+    if op in _CONVOLUTIONS and 0 in specs[0].shape:
+        return "the shape of an empty result differs between kernels"
     if _OPAQUE.isdisjoint([s.enum for s in specs]) and _OPAQUE.isdisjoint([s.enum for s in outputs]):
         return None  # nearly all of them
     for spec in (*specs, *outputs):

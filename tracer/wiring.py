@@ -39,6 +39,7 @@ class Wiring:
         self.consts: dict[int, Const] = {}
         self.outside: dict[Any, Spec] = {}  # constants from outside the call, by input or (input, item)
         self.known: set[Any] = set()  # those of them that an operation before has been fed
+        self.shaping: set[Any] = set()  # constants that are fed, of a kind that a shape may depend on
         self.lists: dict[int, tuple[tuple[int, ...], dict[int, Const]]] = {}
         self.specs: list[Spec] = []
         self.new: dict[int, tuple[int, Any]] = {}  # feeds it adds, by tensor id: number and tensor
@@ -128,6 +129,16 @@ class Wiring:
             step = step.parent
         return found
 
+    def unfeed(self) -> bool:
+        """Makes constants again of what is fed here, but decides the result's shape; returns whether that is anything.
+
+        A gradient's operations are all at the line that asks for it: after other choices, the same turn of one may be
+        another of them, of which the shape did not depend on what is fed.
+        """
+        self.node.fed = self.node.fed - self.shaping
+        self.node.specific |= {frozenset(self.shaping)}
+        return bool(self.shaping)
+
     def _is_number(self, step: Step, path: Any) -> bool:
         """Whether what is fed there was made from a Python value, or is one number.
 
@@ -161,8 +172,10 @@ class Wiring:
                     self.outside[path] = spec
                     if value._value is not None and self.cursor.place(value._value) is not None:
                         self.known.add(path)
+                part = part_of(const, spec, self.op)
                 if not fed:
-                    return CONST, part_of(const, spec, self.op), const
+                    return CONST, part, const
+                self._note_shaping(path, part)
             elif value._value is None and 0 <= value._key - self.cursor.base < self.cursor.step.end:
                 return value._key - self.cursor.base, spec, None
             if spec.open:
@@ -176,8 +189,10 @@ class Wiring:
                 self.outside[path] = spec
                 if self.cursor.place(value) is not None:
                     self.known.add(path)
-                if not fed and isinstance(part_of(const, spec, self.op), Const):
-                    return CONST, const, const
+                if isinstance(part := part_of(const, spec, self.op), Const):
+                    if not fed:
+                        return CONST, const, const
+                    self._note_shaping(path, part)
             return self._external(value, spec), spec, None
         if not self.args or self.signature is None:
             raise Unsupported("a Python value is passed to a function")
@@ -186,10 +201,17 @@ class Wiring:
         i = path[0] if isinstance(path, tuple) else path
         spec = python_spec(self.signature, i, self.args, value)
         self.outside[path] = spec
-        if small(value) and not fed:
+        if small(value):
             const = as_constant(value, spec)
-            return CONST, part_of(const, spec, self.op), const
+            part = part_of(const, spec, self.op)
+            if not fed:
+                return CONST, part, const
+            self._note_shaping(path, part)
         return self._external(_converted(value, spec, self.signature, i, self.args), spec, True), spec, None
+
+    def _note_shaping(self, path: Any, part: Any) -> None:
+        if isinstance(part, Const) and path in self.node.fed:
+            self.shaping.add(path)
 
     def _check_dtype(self, path: Any, spec: Spec) -> None:
         """Raises `Unsupported` if another input has to be of the same dtype and is not: the operation fails, here.

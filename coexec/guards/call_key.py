@@ -151,13 +151,17 @@ class CallArguments:
 
 
 class SpecArguments(CallArguments):
-    """The same with tensors by their specs alone: calls with equal keys run the same code, if it reads no values."""
+    """The same with tensors by their specs, and by which of them are the same.
+
+    Calls with equal keys run the same code, if it reads no values.
+    """
 
     def _tensor(self, value: Any) -> Any:
         spec = value._out.spec if type(value) is LazyTensor else spec_of(value)
         if spec.open:
             raise CannotMemoize("the size of a tensor that it is given depends on values")
-        return "spec", spec.enum, spec.shape
+        known = value._value if type(value) is LazyTensor else None
+        return "spec", self._add(value if known is None else known, value), spec.enum, spec.shape
 
 
 def is_fixed_class(value: Any) -> bool:
@@ -263,6 +267,16 @@ def with_tensors(
         wanted = getattr(holder, "dtype", "")  # NumPy would round other floats
 
     return _convert(args, wanted), _convert(kwargs, wanted)
+
+
+def updates_metric(function: Any, args: tuple[Any, ...]) -> bool:
+    """Returns whether a metric of Keras is given labels or values, which its own code converts to tensors first."""
+    if function.__name__ != "update_state" or not type(args[0]).__module__.startswith("keras.src.metrics."):
+        return False
+    # `MeanMetricWrapper` passes them on to a function as they are.
+    wrapped = getattr(args[0], "_fn", None)
+    module = "keras.src.metrics." if wrapped is None else str(getattr(wrapped, "__module__", ""))
+    return module.startswith(("keras.src.metrics.", "keras.src.losses."))
 
 
 def _convert(value: Any, wanted: Any) -> Any:

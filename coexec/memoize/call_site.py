@@ -16,12 +16,7 @@ from coexec.follow.flush import cut_at_join, launch_beside
 from coexec.follow.follower import Follower
 from coexec.follow.tensor_names import TensorNames
 from coexec.guards.arguments import ArgumentGuard, GivenTensors, argument_guard_of
-from coexec.guards.call_key import (
-    CallArguments,
-    CannotMemoize,
-    CannotMemoizeArray,
-    with_tensors,
-)
+from coexec.guards.call_key import CallArguments, CannotMemoize, CannotMemoizeArray, updates_metric, with_tensors
 from coexec.guards.state import LOOKED_AT, is_object, is_watched_object
 from coexec.memoize.array_names import name_arrays
 from coexec.memoize.entry import Region, admit, anchor, fill_form, find, has_other_numbers
@@ -31,6 +26,7 @@ from coexec.memoize.observe import Observation
 from coexec.memoize.passage import Passage
 from coexec.memoize.redirect import helper_of
 from coexec.memoize.region_tape_entry import RegionEntry
+from coexec.memoize.relocation import alike_key, relocate
 from coexec.memoize.shape_variants import place_of_call
 from tracer.faults import absorbs, call, is_fault
 from tracer.graph import Step
@@ -135,7 +131,7 @@ class CallSites:
         except CannotMemoize as reason:
             if arrays and isinstance(reason, CannotMemoizeArray):
                 converts = function in layer_calls or function is loss_call or function in labelled
-                if converts or _updates_metric(function, args):
+                if converts or updates_metric(function, args):
                     return self._call_with_tensors(function, args, kwargs)
             self._tell(function, str(reason))
             return self._run_plainly(function, args, kwargs)
@@ -186,6 +182,10 @@ class CallSites:
             region.retry += min(region.retry, tuning.region_last_retry)
             region.reason = None
         place = place_of_call(function, arguments.anchors, call_stack()[0])
+        if region.confirmed == 0:
+            region.alike = alike_key(run.cursor, region, args, kwargs)
+            if region.is_new() and not run.options.validating and self._relocate(region, arguments, place):
+                return self._jump(region, function, args, arguments)
         if region.visits == 1 and (has_other_numbers(start.regions, region) or self._known.is_late(place)):
             return self._run_plainly(function, args, kwargs)
         if function is gradient and self._number in tapes.unsettled and not run.options.validating:
@@ -326,6 +326,17 @@ class CallSites:
         if history is None or number < 0:
             raise CannotMemoize("its tape has records of operations outside of known library calls")
         return (tape._persistent, tape._watch_accessed_variables), history
+
+    def _relocate(self, region: Region, arguments: CallArguments, place: Any) -> bool:
+        """Fills a new region with what the call is known to do on another path; returns whether it may be skipped."""
+        known = self._known.variants.of(place)
+        source = known.same_as(region)
+        with self.run.lock:
+            if source is None or not relocate(source, region, self.run, arguments) or not self._fits(region, arguments):
+                return False
+        known.confirmed(region)
+        self._known.confirmed(place)
+        return True
 
     def _knows_handles(self) -> bool:
         return any(v._datatype_enum() == RESOURCE for _, v in self._outsiders.values())
@@ -573,16 +584,6 @@ class CallSites:
             return eager_constant(const.value, spec)
         at, place = value
         return unwrap(self.run.tapes.entries_of(self._number)[at].get(place))
-
-
-def _updates_metric(function: Any, args: tuple[Any, ...]) -> bool:
-    """Returns whether a metric of Keras is given labels or values, which its own code converts to tensors first."""
-    if function.__name__ != "update_state" or not type(args[0]).__module__.startswith("keras.src.metrics."):
-        return False
-    # `MeanMetricWrapper` passes them on to a function as they are.
-    wrapped = getattr(args[0], "_fn", None)
-    module = "keras.src.metrics." if wrapped is None else str(getattr(wrapped, "__module__", ""))
-    return module.startswith(("keras.src.metrics.", "keras.src.losses."))
 
 
 def _alive(refs: list[Any]) -> list[Any]:

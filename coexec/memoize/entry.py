@@ -40,6 +40,7 @@ class Region(Watcher):
     """What one library call does at one place of a segment."""
 
     def __init__(self, start: Step, key: Any, function: Any) -> None:
+        super().__init__()
         self.start = start
         self.key = key
         self.function = function
@@ -53,6 +54,7 @@ class Region(Watcher):
         self.run_again = tuning.region_first_check
         self.reads: LibraryReads | None = None  # guards of what its Python may have read
         self.held: list[Any] = []  # keeps what the key compares by identity
+        self.alike: Any = None  # equal for calls that run the same code, wherever they are made: see `alike_key`
         self.end = start
         self.first: Step | None = None
         self.asks = False  # whether one may fail inside a manager that has let errors pass so far

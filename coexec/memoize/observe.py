@@ -11,7 +11,7 @@ from coexec.base.tuning import tuning
 from coexec.follow.backward import FunctionRecord, LibraryEntry
 from coexec.follow.follower import Follower
 from coexec.follow.unwatched import Unwatched
-from coexec.guards.call_key import CallArguments, CannotMemoize, CannotMemoizeForLong, SpecArguments
+from coexec.guards.call_key import CallArguments, CannotMemoize, CannotMemoizeForLong
 from coexec.guards.library_reads import LibraryReads
 from coexec.guards.purity import Contents, PurityProof, containers_in, is_shared
 from coexec.guards.state import LOOKED_AT
@@ -89,7 +89,6 @@ class Observation:
         self._known = known
         self._checks = fits
         self._before = region.confirmed
-        self._alike: Any = None  # equal for calls of library code that run the same code
         self._reads: LibraryReads | None = None  # the guards by which this run is known to run code that was seen
 
     def call(self, kwargs: dict[str, Any], tell: Callable[[str], None]) -> Any:
@@ -184,13 +183,8 @@ class Observation:
             return None
         if region.confirmed > 0:
             reads = region.reads
-        elif not self._gradient:
-            try:
-                given = SpecArguments(self._run.cursor).key((self._args, kwargs))
-            except CannotMemoize:
-                return None
-            self._alike = *region.key[:3], given
-            other = self._known.seen(self._alike)
+        elif region.alike is not None:
+            other = self._known.seen(region.alike)
             if other is not None and other.confirmed > 0 and not other.read and other.state_guards is None:
                 reads = other.reads
         return reads if reads is not None and reads.hold() else None
@@ -249,8 +243,8 @@ class Observation:
                 region.reads = self._reads if region.confirmed > self._before else None
             elif region.confirmed > 1 or region.state_guards is None:
                 region.reads = LibraryReads(effects.roots, effects.ran.values(), effects.contents)
-                if self._alike is not None and region.state_guards is None:
-                    self._known.see(self._alike, region)
+                if region.alike is not None and region.state_guards is None:
+                    self._known.see(region.alike, region)
             else:
                 region.reads = None
         else:
@@ -370,8 +364,13 @@ class Observation:
         )
         interior = interior if self._recorded else []
         region.interior = sorted({*region.interior, *interior}) if agreed else interior
-        if before == 0 and self._watched is not None and (twin := self._elders.variant_of(region)) is not None:
-            region.confirmed, region.interior = 2, sorted({*interior, *interior_of(twin, region)})
+        if before == 0 and self._watched is not None:
+            if (twin := self._elders.variant_of(region) or self._elders.repeated(region)) is not None:
+                region.confirmed, region.interior = 2, sorted({*interior, *interior_of(twin, region)})
+                if twin.confirmed == 1:
+                    twin.confirmed, twin.interior = 2, sorted({*twin.interior, *interior_of(region, twin)})
+            else:
+                self._elders.ran_once(region)
         if end.dynamic:
             self._prove_sizes(start, end, agreed)
         if region.confirmed > 1:

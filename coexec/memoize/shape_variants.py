@@ -1,8 +1,9 @@
-"""Shape variants: regions that do the same at other sizes, or in another iteration; with one, one run suffices.
+"""Shape variants: regions that do the same at other sizes, or on another path; with one, one run suffices.
 
 Two runs must agree on what a library call does, as a single one might have done something that it does only once. If
 the same call at the same place, on the same objects, has performed the same operations twice at another size, the first
-run at a new size is the third that agrees. The region is still learnt from that run; only the second one is saved.
+run at a new size is the third that agrees. The region is still learnt from that run; only the second one is saved. On
+another path, at the same sizes, the second run of the call may as well be the first there.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ from tracer.op import Const, freeze, same
 
 
 class ShapeVariants:
-    """The confirmed regions of one function, by call and place."""
+    """The regions of one function that have been learnt, by call and place."""
 
     def __init__(self) -> None:
-        self._known: dict[Any, deque[weakref.ref[Region]]] = {}
+        self._known: dict[Any, deque[weakref.ref[Region]]] = {}  # confirmed ones
+        self._once: dict[Any, deque[weakref.ref[Region]]] = {}  # the first runs of others
 
     def of(self, place: Any) -> KnownVariants:
         """Returns the possible variants of a region that is about to be learnt; `place`: see `place_of_call`."""
-        return KnownVariants(self._known, place)
+        return KnownVariants(self._known, self._once, place)
 
 
 def place_of_call(function: Any, anchors: list[Any], frames: Any) -> Any:
@@ -39,8 +41,10 @@ def place_of_call(function: Any, anchors: list[Any], frames: Any) -> Any:
 class KnownVariants:
     """The known variants of one call at one place; false if there are none."""
 
-    def __init__(self, all_known: dict[Any, deque[weakref.ref[Region]]], key: Any) -> None:
-        self._all, self._key = all_known, key
+    def __init__(
+        self, all_known: dict[Any, deque[weakref.ref[Region]]], once: dict[Any, deque[weakref.ref[Region]]], key: Any
+    ) -> None:
+        self._all, self._once, self._key = all_known, once, key
         known = all_known.get(key, ())
         self._before = [(r, r.version) for ref in known if (r := ref()) is not None and r.confirmed > 1]
         # Those whose guards hold before the run; `variant_of` checks them again after it.
@@ -49,15 +53,18 @@ class KnownVariants:
     def __bool__(self) -> bool:
         return bool(self._before)
 
+    def same_as(self, region: Region) -> Region | None:
+        """Returns one that runs the same code as a region that has not been learnt yet, and whose guards hold."""
+        for known, _ in self._before:
+            if region.alike is not None and known.alike == region.alike and known.reads is not None:
+                if id(known) in self._held and known.reads.hold():
+                    return known
+        return None
+
     @property
     def reached(self) -> list[Any]:
         """The Keras objects that the program's code reads in any of them."""
         return [v for region, _ in self._before for ref in region.reached if (v := ref()) is not None]
-
-    @property
-    def only_library(self) -> bool:
-        """Whether none of them runs the program's code."""
-        return all(region.state_guards is None for region, _ in self._before)
 
     def variant_of(self, region: Region) -> Region | None:
         """Returns a variant that does what this region did in its first run; None if there is none."""
@@ -70,13 +77,31 @@ class KnownVariants:
                 return known
         return None
 
+    def repeated(self, region: Region) -> Region | None:
+        """Returns one on another path that did in its only run what this region, of the same code, did in its first."""
+        for ref in self._once.get(self._key, ()):
+            known = ref()
+            if known is None or known is region or known.confirmed != 1 or known.reads is None or region.alike is None:
+                continue
+            plain = known.state_guards is None and region.state_guards is None
+            if plain and known.alike == region.alike and known.reads.hold() and _agree(region, known):
+                return known
+        return None
+
+    def ran_once(self, region: Region) -> None:
+        """Adds a region after its first run."""
+        self._add(self._once, region)
+
     def confirmed(self, region: Region) -> None:
         """Adds a confirmed region as the most recent variant."""
-        known = self._all.get(self._key)
+        self._add(self._all, region)
+
+    def _add(self, places: dict[Any, deque[weakref.ref[Region]]], region: Region) -> None:
+        known = places.get(self._key)
         if known is None:
-            if len(self._all) >= tuning.max_twin_places:
-                self._all.clear()
-            known = self._all[self._key] = deque(maxlen=tuning.max_twins)
+            if len(places) >= tuning.max_twin_places:
+                places.clear()
+            known = places[self._key] = deque(maxlen=tuning.max_twins)
         elif known and known[0]() is region:
             return
         for ref in list(known):
@@ -98,8 +123,6 @@ def _agree(one: Region, other: Region) -> bool:
         and one.context == other.context
         and _recorded(one, wiring) == _recorded(other, other_wiring)
         and list(map(id, one.accessed)) == list(map(id, other.accessed))
-        and list(map(_source, one.feeds)) == list(map(_source, other.feeds))
-        and [id(value) for _, value in one.pins] == [id(value) for _, value in other.pins]
         and _form(one.result, wiring) == _form(other.result, other_wiring)
     )
 
@@ -110,7 +133,7 @@ class _Wiring:
     def __init__(self, region: Region) -> None:
         self._first, self._external = region.start.end, region.start.external
         self._absolute = region.function is gradient  # it takes what its tape has recorded
-        self._places = region.places
+        self._places, self._feeds, self._pins = region.places, region.feeds, dict(region.pins)
 
     def name(self, slot: int) -> Any:
         """Returns the name of a slot."""
@@ -118,11 +141,14 @@ class _Wiring:
             return slot
         if slot >= self._first:
             return "inside", slot - self._first
-        if slot < 0 and -1 - slot >= self._external:
-            return "feed", -1 - slot - self._external
         if slot in self._places:
             return "argument", self._places.index(slot)
-        return "earlier", slot if self._absolute else None  # pins are compared themselves
+        feed = -1 - slot
+        if feed >= self._external:  # as it would be named if the segment had fed it before
+            return _source(self._feeds[feed - self._external])
+        if feed in self._pins:
+            return _source(("same", self._pins[feed]))
+        return "earlier", slot if self._absolute else None
 
 
 def _recorded(region: Region, wiring: _Wiring) -> list[Any]:

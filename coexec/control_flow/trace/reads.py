@@ -56,6 +56,7 @@ class Reads(Watcher):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.stage = Stage(captured=self._captured)
         self.alone: set[int] = set()  # reads of lists that no other read may alias
         self.stale = False  # a Keras object that it relies on was written to
