@@ -220,13 +220,13 @@ def _has_complex(value: Any) -> bool:
 
 
 def _refuse_uneven(value: Any) -> None:
-    """Raises `Unsupported` for a list that mixes bools with numbers, or has integers beyond 32 bits.
+    """Raises `Unsupported` for a list that mixes bools with numbers, has NumPy's bools, or integers beyond 32 bits.
 
     Converted to the dtype that TensorFlow prefers, bools would count as numbers, and integers would be cut;
     TensorFlow's Python refuses the former, and chooses another dtype for the latter.
     """
     if _is_uneven(value):
-        raise Unsupported("a list mixes bools with numbers, or has integers beyond 32 bits")
+        raise Unsupported("a list mixes bools with numbers, has NumPy's bools, or integers beyond 32 bits")
 
 
 def _is_uneven(value: Any) -> bool:
@@ -243,7 +243,7 @@ def _is_uneven(value: Any) -> bool:
             numbers = True
         elif kind is bool:
             bools = True
-        elif _is_uneven(item):
+        elif _is_uneven(item) or (isinstance(item, (np.ndarray, np.generic)) and item.dtype.kind == "b"):
             return True
     return bools and numbers
 
@@ -293,6 +293,10 @@ def said_enum(signature: Signature, i: int, args: tuple[Any, ...]) -> int | None
             for item in items:
                 if type(item) is EagerTensor or type(item) is LazyTensor:
                     return int(item._datatype_enum())
+    # Without a tensor, the first Python value decides.
+    for j, (other, value) in enumerate(zip(signature.definition.input_arg[:i], args, strict=False)):
+        if other.type_attr == attr and isinstance(value, (*PLAIN, list, tuple)) and value is not None:
+            return natural_enum(value) if signature.lists[j] else input_enum(signature, j, args, value)
     return None
 
 
@@ -324,9 +328,9 @@ def _has_floats(value: Any) -> bool:
 
 
 def _is_integer(value: Any) -> bool:
-    """Whether TensorFlow accepts a value for an integer default dtype; Python bools count, NumPy bools do not."""
+    """Whether TensorFlow accepts a value for an integer default dtype: arrays and NumPy's scalars are cast."""
     array = np.asarray(value)
-    kinds = "iu" if isinstance(value, (np.ndarray, np.generic)) else "iub"
+    kinds = "iubf" if isinstance(value, (np.ndarray, np.generic)) else "iub"
     return bool(array.dtype.kind in kinds or array.size == 0)
 
 

@@ -243,7 +243,7 @@ def with_tensors(
     `labels`: of a function that does so with arrays of integers.
     """
     if labels:
-        return _convert(args, ""), _convert(kwargs, "")
+        return _convert(args, _LABELS), _convert(kwargs, _LABELS)
     holder: Any = args[0]
     legacy = isinstance(holder, classes.layers) and not isinstance(holder, keras.layers.Layer)
     wanted: Any = None
@@ -279,10 +279,18 @@ def updates_metric(function: Any, args: tuple[Any, ...]) -> bool:
     return module.startswith(("keras.src.metrics.", "keras.src.losses."))
 
 
+# Dtypes of labels that operations take as they are; arrays of others, TensorFlow casts.
+_LABELS = frozenset(map(np.dtype, ("int8", "uint8", "int32", "int64")))
+
+
 def _convert(value: Any, wanted: Any) -> Any:
-    """Returns a structure with its arrays as tensors; `wanted`: the dtype that floats must have, if any."""
+    """Returns a structure with its arrays as tensors; `wanted`: the dtype that floats must have, or those of all."""
     kind = type(value)
-    if kind is np.ndarray and (wanted is None or value.dtype.kind in "iub" or value.dtype == wanted):
+    if kind is np.ndarray and (
+        value.dtype in wanted
+        if wanted is _LABELS
+        else wanted is None or value.dtype.kind in "iub" or value.dtype == wanted
+    ):
         return _as_tensor(value, None)
     if kind is list or kind is tuple:
         return kind([_convert(v, wanted) for v in value])
