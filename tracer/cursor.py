@@ -438,7 +438,7 @@ class Cursor:
                     variant = derive(node, parts, wiring.outside, wiring.known)
                 else:
                     variant = feed_changed(node, parts, wiring.outside, wiring.known) or variant
-                if node.host == VALUE_SHAPED and wiring.unfeed():
+                if node.host == VALUE_SHAPED and node.windows is None and wiring.unfeed():
                     node.host = None
                     return self.adopt(entry, op, inputs, given, args)
                 if len(node.fed) > fed:

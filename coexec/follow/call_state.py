@@ -301,6 +301,16 @@ class CallState:
         self.ops_skipped += end.depth - start.depth
         return values
 
+    def add_steps(self, steps: list[Step]) -> None:
+        """Adds steps of the running segment to the graph, each behind its parent, without following them."""
+        cursor = self.cursor
+        here = cursor.step
+        for step in steps:
+            assert step.parent is not None
+            cursor.step = step.parent
+            cursor.append(step)
+        cursor.step = here
+
     def add_notes(self, notes: dict[Step, Any]) -> None:
         """Adds Keras' additions to errors of operations of the running segment."""
         self.notes.update(notes)

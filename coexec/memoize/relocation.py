@@ -43,8 +43,7 @@ def relocate(source: Region, region: Region, run: Follower, arguments: CallArgum
 
     Both are of the same call: see `Region.alike`. Adds the steps to the graph, but does not move the cursor there.
     """
-    cursor = run.cursor
-    here = cursor.step
+    here = run.cursor.step
     steps = steps_between(source.start, source.end)
     if steps is None or not _can_move(source, steps) or here.dynamic or here.opened:
         return False
@@ -59,10 +58,7 @@ def relocate(source: Region, region: Region, run: Follower, arguments: CallArgum
         result = _moved(source.result, shift)
     except Refused:
         return False
-    for step in copy.added:
-        cursor.step = step.parent or here
-        cursor.append(step)
-    cursor.step = here
+    run.add_steps(copy.added)
     moved = list(copied.values())
     region.handles = copy.handles
     region.outputs = Outputs(here, moved)
@@ -111,7 +107,7 @@ class _Copy:
         self._last = self._here
         self._by_slot = {slot: number for number, slot in enumerate(source.places) if slot is not None}
         self._pinned = dict(source.pins)
-        self._new: dict[int, int] = {}  # the numbers of the feeds that it adds, by their ids
+        self._new: dict[Any, int] = {}  # the numbers of the feeds that it adds, by their ids, or as numbers of Python
         self._specs: list[Any] = []  # of those that the step added
         self._issued: Counter[Any] = Counter()
         self.added: list[Step] = []
@@ -190,6 +186,8 @@ class _Copy:
             return self._argument(value, part)
         if source == "same":
             return self._feed(value, (source, value), part)
+        if source == "number":  # converted anew in each call
+            return self._add(("number", k), (source, value), value[0])
         raise Refused(f"it is fed a {source}")
 
     def _argument(self, number: int, part: Any) -> int:
@@ -206,16 +204,20 @@ class _Copy:
         if place is not None:
             self.pins[place] = real
             return -1 - place
-        if id(real) not in self._new:
-            spec = spec_of(real)
-            if part is not None and spec is not part:
-                raise Refused("a tensor that it takes is of another spec")
-            self._new[id(real)] = self._here.external + len(self.feeds)
+        spec = spec_of(real)
+        if part is not None and spec is not part:
+            raise Refused("a tensor that it takes is of another spec")
+        if spec.enum == RESOURCE:
+            self.handles.add(id(real))
+        return self._add(id(real), source, spec)
+
+    def _add(self, key: Any, source: tuple[str, Any], spec: Any) -> int:
+        """Returns the slot of a new feed, once for each key."""
+        if key not in self._new:
+            self._new[key] = self._here.external + len(self.feeds)
             self._specs.append(spec)
             self.feeds.append(source)
-            if spec.enum == RESOURCE:
-                self.handles.add(id(real))
-        return -1 - self._new[id(real)]
+        return -1 - self._new[key]
 
     def _place(self, value: Any) -> int | None:
         """Returns an argument's slot in the segment before the call; None if it has none."""

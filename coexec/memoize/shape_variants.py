@@ -56,9 +56,10 @@ class KnownVariants:
     def same_as(self, region: Region) -> Region | None:
         """Returns one that runs the same code as a region that has not been learnt yet, and whose guards hold."""
         for known, _ in self._before:
-            if region.alike is not None and known.alike == region.alike and known.reads is not None:
-                if id(known) in self._held and known.reads.hold():
-                    return known
+            if region.alike is None or known.alike != region.alike or known.reads is None or known.end.dynamic:
+                continue
+            if id(known) in self._held and known.reads.hold():
+                return known
         return None
 
     @property

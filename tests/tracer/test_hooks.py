@@ -253,6 +253,7 @@ def test_hooks_of_keras_objects_are_in_the_registry():
 
     class Noting(effects.Watcher):
         def __init__(self):
+            super().__init__()
             self.seen = []
 
         def changed(self, what):
