@@ -20,7 +20,7 @@ help:
 	@echo "make test       the tests, without those that are exhaustive: ten to twenty-five minutes"
 	@echo "make test-slow  the exhaustive ones; make test-all runs both"
 	@echo "make test-kills kills training 20 times in each of five ways, and compares where it gets to"
-	@echo "make test-faults raises an error from every function of ours, in 23 programs, and compares: hours; ARGS=--seconds=N"
+	@echo "make test-faults raises an error from every function of ours, in 25 programs, and compares: hours; ARGS=--seconds=N"
 	@echo "make test-keras Keras' own tests, each eager and followed, with a table of counts: some half an hour"
 	@echo "make test-versions the pinning tests and the corpus on TensorFlow 2.18 to 2.21: a quarter of an hour; ARGS=\"2.18+numpy1.26 2.20\""
 	@echo "make fuzz       10,000 random programs, eager and co-executed, some hours; ARGS=\"--programs=N --seed=S\""

@@ -204,6 +204,24 @@ class CustomLayer(Keras):
         return tape.gradient(loss, self.model.trainable_variables)
 
 
+class Turns(Keras):
+    """Known calls that come in other turns of a loop, and by other ways."""
+
+    calls = 6
+
+    def step(self, x):
+        turns = 2 + len(self.log) % 3
+        with tf.GradientTape() as tape:
+            loss = 0.0
+            for _ in range(turns):
+                x = x * 0.5 if turns == 3 else tf.tanh(x)
+                loss += tf.reduce_sum(self.model(x[None]))
+        gradients = tape.gradient(loss, self.model.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.model.trainable_variables, strict=True))
+        self.log.append(round(float(loss), 4))
+        return loss
+
+
 class DeviceLoop(RawTape):
     options: ClassVar[dict] = {"jit_compile": False, "control_flow": True}
     calls = 4
@@ -343,6 +361,6 @@ class Escapes(RawTape):
 PROGRAMS = [
     Keras, KerasAdam, RawTape, Tries, Assertions, MakesVariables, Draws, Dropout, Reads, Branches, NestedTapes,
     Jacobian, KerasMetric, CustomLayer, DeviceLoop, LoopUnasked, ListGrowth,
-    Threads, GraphFunction, UsersError, Generators, PythonCallback,
+    Threads, Turns, GraphFunction, UsersError, Generators, PythonCallback,
     Shapes, Escapes,
 ]  # fmt: skip
