@@ -25,7 +25,15 @@ from coexec.memoize.proven_sizes import ProvenSizes
 from coexec.memoize.redirect import original_of
 from coexec.memoize.region_tape_entry import RegionEntry
 from coexec.memoize.shape_variants import interior_of
-from coexec.memoize.step_range import Outputs, constants_of, is_fed_the_same, slots_of, steps_between
+from coexec.memoize.step_range import (
+    Outputs,
+    asks,
+    constants_of,
+    is_fed_the_same,
+    slot_before,
+    slots_of,
+    steps_between,
+)
 from tracer import intercept, library, seeds
 from tracer.effects import Effects, watch
 from tracer.errors import Refused
@@ -35,7 +43,7 @@ from tracer.inputs import small
 from tracer.intercept import handling, tape_is_empty
 from tracer.lazy import LazyTensor, unwrap
 from tracer.library import call_context, gradient
-from tracer.location import PASSED, place_of
+from tracer.location import place_of
 from tracer.old_generation import hand_over
 from tracer.op import Const, array_in
 from tracer.sizes import UNKNOWN, DynamicSpec, SizedConst, const_at
@@ -336,7 +344,7 @@ class Observation:
         region.handles = {id(v) for v in new if v._datatype_enum() == RESOURCE}
         region.outputs = Outputs(start, steps)
         region.first = steps[0] if steps else None
-        region.asks = any(step.node.guarded == PASSED and step.risky is not False for step in steps if step.node)
+        region.asks = asks(steps)
         before = region.confirmed
         if before > 1 and region.end is not end:
             earlier = steps_between(start, region.end)
@@ -478,7 +486,7 @@ class Observation:
         known_read = self._fill_values(steps, first.end, read)
         region.handles, region.outputs = parts.handles[0], parts.outputs[0]
         region.first = parts.steps[0][0] if parts.steps[0] else None
-        region.asks = any(step.node.guarded == PASSED and step.risky is not False for step in steps if step.node)
+        region.asks = asks(steps)
         region.pins, region.seeds, region.recorded, region.accessed = [], (0, []), [], []
         agreed = region.fill(
             read=known_read,
@@ -544,11 +552,7 @@ class Observation:
 
     def _slot(self, value: Any) -> int | None:
         """Returns an argument's slot in the segment before the call; None if it had none."""
-        cursor, start = self._run.cursor, self._region.start
-        if type(value) is LazyTensor and value._value is None and value._out.const is None:
-            return int(value._key - cursor.base)
-        place = cursor.place(value)
-        return -1 - place if place is not None and place < start.external else None
+        return slot_before(self._region.start, value, self._run.cursor)
 
     def _place(self, tensor: Any, first: int, end: int) -> Any:
         """Returns the source of a tensor of the result; raises `CannotMemoize` if it is unknown."""

@@ -3,7 +3,8 @@
 Calls reach a line by many paths: by branches before it, at sizes before it. Each path has steps of its own for what
 follows, and regions that start there. The same call (function, objects, Python values, specs of its tensors, state that
 guards compare) runs the same Python on each; only the places of its tensors in the segment differ. So its steps are
-copied, with their inputs rewired: 20 us an operation, where running Keras' Python takes 200.
+copied, with their inputs rewired. Where a model chose experts by its data, learning the update behind it again (584
+operations of Adam) was most of each new path: 100 to 145 ms; it takes 13 to copy.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from coexec.follow.backward import FunctionRecord
 from coexec.follow.follower import Follower
 from coexec.guards.call_key import CallArguments, CannotMemoize, SpecArguments
 from coexec.memoize.entry import Region, anchor
-from coexec.memoize.step_range import Outputs, steps_between
+from coexec.memoize.step_range import Outputs, asks, slot_before, steps_between
 from tracer.cursor import Cursor
 from tracer.effects import watch_as
 from tracer.errors import Refused
 from tracer.graph import CONST, LIST, Node, Step, Variant, splits
-from tracer.lazy import LazyTensor, unwrap
+from tracer.lazy import unwrap
 from tracer.library import gradient
-from tracer.location import PASSED, Location
+from tracer.location import Location
 from tracer.spec import RESOURCE, spec_of
 from tracer.variable_ops import is_variable_op
 
@@ -63,7 +64,7 @@ def relocate(source: Region, region: Region, run: Follower, arguments: CallArgum
     region.handles = copy.handles
     region.outputs = Outputs(here, moved)
     region.first = moved[0] if moved else None
-    region.asks = any(step.node.guarded == PASSED and step.risky is not False for step in moved if step.node)
+    region.asks = asks(moved)
     region.places = copy.places
     region.taken = list(source.taken)
     region.fill(
@@ -114,7 +115,7 @@ class _Copy:
         self.feeds: list[tuple[str, Any]] = []
         self.pins: dict[int, Any] = {}
         self.handles: set[int] = set()
-        self.places = [self._place(value) for value in arguments.tensors]
+        self.places = [slot_before(self._here, value, run.cursor) for value in arguments.tensors]
         self._given = {id(value) for value in arguments.tensors}
 
     def step(self, step: Step) -> Step:
@@ -218,14 +219,6 @@ class _Copy:
             self._specs.append(spec)
             self.feeds.append(source)
         return -1 - self._new[key]
-
-    def _place(self, value: Any) -> int | None:
-        """Returns an argument's slot in the segment before the call; None if it has none."""
-        cursor = self._run.cursor
-        if type(value) is LazyTensor and value._value is None and value._out.const is None:
-            return int(value._key - cursor.base)
-        place = cursor.place(value)
-        return None if place is None else -1 - place
 
 
 def _moved(form: Any, by: int) -> Any:

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from tracer.cursor import Cursor
 from tracer.graph import CONST, LIST, Step
-from tracer.lazy import Output
+from tracer.lazy import LazyTensor, Output
+from tracer.location import PASSED
 from tracer.op import Const, array_in
 
 
@@ -34,6 +36,19 @@ def slots_of(step: Step) -> list[int]:
 def constants_of(step: Step) -> list[Const]:
     """Returns the constants among a step's inputs, including those in lists."""
     return [*step.consts.values(), *(const for _, consts in step.lists.values() for const in consts.values())]
+
+
+def slot_before(start: Step, value: Any, cursor: Cursor) -> int | None:
+    """Returns the slot that an argument had in the running segment up to `start`; None if it had none."""
+    if type(value) is LazyTensor and value._value is None and value._out.const is None:
+        return int(value._key - cursor.base)
+    place = cursor.place(value)
+    return -1 - place if place is not None and place < start.external else None
+
+
+def asks(steps: list[Step]) -> bool:
+    """Returns whether one of them may fail inside a manager that has let errors pass so far."""
+    return any(step.node.guarded == PASSED and step.risky is not False for step in steps if step.node)
 
 
 def is_fed_the_same(before: list[Step], now: list[Step], feeds: Sequence[Any]) -> bool:

@@ -26,7 +26,8 @@ def test_shapes_are_eagers(convolution, empty):
         y = convolution(tf.ones([0 if call in empty else 2, 4, 4, 2]), tf.ones([2, 2, 2, 3]))
         return y.shape.as_list(), tf.shape(y), y * 2.0
 
-    run_both(lambda f: f(step), [(call,) for call in range(9)])
+    fn = run_both(lambda f: f(step), [(call,) for call in range(9)])
+    assert fn.stats().followed >= 4
 
 
 def test_a_layer_fails_as_it_does_eagerly():

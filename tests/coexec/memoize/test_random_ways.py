@@ -153,6 +153,7 @@ class Program:
 
 
 def check(seed):
+    """Compares a program's calls and state with eager's; returns the decorated step."""
     results = []
     for decorate in (lambda f: f, coexec.function):
         program = Program(seed, decorate)
@@ -164,12 +165,15 @@ def check(seed):
             np.testing.assert_allclose(v, w, rtol=2e-3, atol=1e-4, err_msg=f"seed {seed}, call {number}")
     for v, w in zip(state, state_followed, strict=True):
         np.testing.assert_allclose(v, w, rtol=2e-3, atol=1e-3, err_msg=f"seed {seed}, state")
+    return program.step
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_few(seed):
     with testing.always_follow():
-        check(seed)
+        stats = check(seed).stats()
+    assert stats.followed > CALLS // 2
+    assert stats.regions > CALLS // 2
 
 
 @pytest.mark.slow
