@@ -104,7 +104,7 @@ def settle(signature: Signature, args: tuple[Any, ...]) -> tuple[Any, ...]:
                 continue
         except Unsupported:
             continue
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, tf.errors.OpError) as error:
             if not is_list and not is_issued_by_name(signature, args):
                 break  # TensorFlow reports the error; a later input's dtype, fixed here, could let it pass
             # TensorFlow's slow path reports it. Each item of a list has a dtype of its own, which could be taken for
@@ -203,7 +203,7 @@ def _tensors(signature: Signature, i: int, args: tuple[Any, ...], values: Any) -
     for value in values:
         if _is_settled(value):
             made.append(value)
-        elif enum is None or is_resource_variable(value):
+        elif enum is None or (is_resource_variable(value) and type(getattr(value, "_handle", None)) is EagerTensor):
             made.append(_tensor(signature, i, args, value))
         else:
             made.append(tf.convert_to_tensor(value, dtype=enum))

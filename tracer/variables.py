@@ -72,9 +72,17 @@ def with_values(values: Any, handler: Handler, others: Iterable[Any] = ()) -> tu
 
     Returns None if it expects none. They are read in order; variables inside of lists and tuples are, too. Not where
     these or `others` are anything but tensors, numbers, lists of integers, and lists of one dtype, beside which
-    TensorFlow may convert them otherwise.
+    TensorFlow may convert them otherwise; nor where another one of `values` has, or decides, another dtype.
     """
-    return _read(values, handler) if all(map(_is_simple, values)) and all(map(_is_simple, others)) else None
+    if not (all(map(_is_simple, values)) and all(map(_is_simple, others))):
+        return None
+    return _read(values, handler) if len(values) < 2 or _have_one_dtype(values) else None
+
+
+def _have_one_dtype(values: Any) -> bool:
+    """Returns whether the first value is a tensor or variable, and no later one has another dtype than this."""
+    dtypes = [getattr(value, "dtype", None) for value in values]
+    return dtypes[0] is not None and all(dtype is None or dtype == dtypes[0] for dtype in dtypes)
 
 
 _ITEMS = frozenset({LazyTensor, EagerTensor, ResourceVariable})

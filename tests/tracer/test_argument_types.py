@@ -1,5 +1,8 @@
 """Python values as arguments: they become tensors of eager's dtypes, by themselves and beside one another."""
 
+import operator
+
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -29,16 +32,16 @@ KINDS = {
     "tensors": [tf.constant(1.0), tf.constant(2.0)],
     "variable": tf.Variable([1.0, 2.0]),
 }
-OPERATIONS = {
-    "add": tf.add,
-    "multiply": tf.multiply,
-    "pow": tf.pow,
-    "maximum": tf.maximum,
-    "floordiv": tf.math.floordiv,
-    "equal": tf.equal,
-    "less": tf.less,
-    "logical_and": tf.logical_and,
-    "bitwise_and": tf.bitwise.bitwise_and,
+OPERATIONS = {  # looked up as they are called, as programs do, so that they are answered where that is possible
+    "add": lambda a, b: tf.add(a, b),
+    "multiply": lambda a, b: tf.multiply(a, b),
+    "pow": lambda a, b: tf.pow(a, b),
+    "maximum": lambda a, b: tf.maximum(a, b),
+    "floordiv": lambda a, b: tf.math.floordiv(a, b),
+    "equal": lambda a, b: tf.equal(a, b),
+    "less": lambda a, b: tf.less(a, b),
+    "logical_and": lambda a, b: tf.logical_and(a, b),
+    "bitwise_and": lambda a, b: tf.bitwise.bitwise_and(a, b),
     "where": lambda a, b: tf.where([True, False], a, b),
     "stack": lambda a, b: tf.stack([a, b]),
     "one_hot": lambda a, b: tf.one_hot(a, 3, b),
@@ -109,3 +112,63 @@ def test_labels_of_any_dtype(dtype):
         for _ in range(6):
             np.testing.assert_array_equal(step(), tf.one_hot(labels, 3))
     assert step.stats().followed == 5
+
+
+BESIDE = {
+    **OPERATIONS,
+    "not_equal": lambda a, b: tf.not_equal(a, b),
+    "divide": lambda a, b: tf.divide(a, b),
+    "subtract": lambda a, b: tf.subtract(a, b),
+    "concat": lambda a, b: tf.concat([a, b], 0),
+    "add_n": lambda a, b: tf.add_n([a, b]),
+    "operator +": operator.add,
+    "operator ==": operator.eq,
+    "operator //": operator.floordiv,
+}  # fmt: skip
+VARIABLES = {
+    "float32": (tf.Variable([1.0, 2.0]), tf.constant([1.0, 2.0])),
+    "int32": (tf.Variable([1, 2]), tf.constant([1, 2])),
+    "of Keras": (keras.Variable([1.0, 2.0]), tf.constant([1.0, 2.0])),
+}
+
+
+def is_same(result, wanted):
+    if "raises" in (result, wanted):
+        return result == wanted
+    np.testing.assert_array_equal(result[2], wanted[2])
+    return result[:2] == wanted[:2]
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("dtype", VARIABLES)
+@pytest.mark.parametrize("name", BESIDE)
+def test_every_kind_beside_a_variable_that_is_read_there(name, dtype, first):
+    """Earlier calls have a tensor beside the variable, so that its read is what is expected."""
+    variable, alike = VARIABLES[dtype]
+
+    def step(other):
+        return outcome(BESIDE[name], *((variable, other) if first else (other, variable)))
+
+    expected, usual = {kind: step(other) for kind, other in KINDS.items()}, step(alike)
+    for kind, other in KINDS.items():
+        followed = coexec.function(step)
+        with testing.always_follow():
+            cases = 3 * [(alike, usual)] + 2 * [(other, expected[kind])] + [(alike, usual)]
+            for call, (given, wanted) in enumerate(cases):
+                assert is_same(followed(given), wanted), (kind, call)
+        assert usual == "raises" or followed.stats().followed >= 2, kind
+
+
+def test_an_error_of_the_conversion_is_no_fault():
+    """TensorFlow has no kernel that makes a range of int8."""
+
+    def step():
+        total = tf.reduce_sum(X)
+        return outcome(lambda a, b: tf.less(a, b), np.int8(1), range(2)), total
+
+    wanted, followed = step(), coexec.function(step)
+    with testing.always_follow():
+        for _ in range(4):
+            result, total = followed()
+            assert (result, float(total)) == (wanted[0], 10.0)
+    assert followed.stats().followed == 3
