@@ -53,6 +53,7 @@ class Forms(NamedTuple):
     called: frozenset[tuple[str, ...]]  # chains whose values it only calls
     classes: frozenset[tuple[str, ...]]  # chains that it only uses for `isinstance`, `issubclass`
     made: dict[CodeType, tuple[str, ...]]  # nested functions, and comprehensions, with the variables that they share
+    ambiguous: frozenset[str]  # attributes of its first argument that it calls, named like methods in `_CHANGING`
 
 
 _known: dict[int, tuple[CodeType, Forms | str]] = {}
@@ -100,6 +101,7 @@ def _forms(code: CodeType, namespace: dict[str, Any]) -> Forms:
     own = _own(tree.args, nodes) - outside
     imported = _imported(tree.args, nodes)
     used = _used(nodes)
+    first, ambiguous = _first_argument(tree.args, nodes), set[str]()
     chains: set[tuple[str, ...]] = set()
     uses: dict[tuple[str, ...], set[str]] = {}
     inner: set[int] = set()  # ids of nodes inside a longer chain
@@ -114,8 +116,10 @@ def _forms(code: CodeType, namespace: dict[str, Any]) -> Forms:
                 raise _refused(node, "something is written into what it has not made itself")
         if isinstance(node, ast.Attribute) and node.attr in _CHANGING and not _is_own(node.value, own):
             root = _chain(node, set())[:1]
-            if not outside.intersection(root) or not isinstance(namespace.get(root[0]), ModuleType):
-                raise _refused(node, f"`.{node.attr}` of what it has not made itself")
+            if used.get(id(node)) == "called" and isinstance(node.value, ast.Name) and node.value.id == first:
+                ambiguous.add(node.attr)
+            elif not outside.intersection(root) or not isinstance(namespace.get(root[0]), ModuleType):
+                raise _refused(node, not_its_own(node.attr))
         if isinstance(node, ast.Compare):
             _look_at_identity(node)
         if isinstance(node, (ast.Attribute, ast.Name)) and id(node) not in inner:
@@ -146,7 +150,25 @@ def _forms(code: CodeType, namespace: dict[str, Any]) -> Forms:
     made = {
         each: each.co_freevars for each in codes[1:] if each.co_freevars or each.co_name not in _COMPREHENSIONS
     }  # fmt: skip
-    return Forms(frozenset(chains), attributes, codes, optional, called, classes, made)
+    return Forms(frozenset(chains), attributes, codes, optional, called, classes, made, frozenset(ambiguous))
+
+
+def not_its_own(method: str) -> str:
+    """Returns the reason for which a function is refused that may change something by this method."""
+    return f"`.{method}` of what it has not made itself"
+
+
+def _first_argument(arguments: ast.arguments, nodes: list[ast.AST]) -> str | None:
+    """Returns the name of a function's first argument, if nothing else is ever bound to it."""
+    positional = [*arguments.posonlyargs, *arguments.args]
+    if not positional:
+        return None
+    name = positional[0].arg
+    bound = [node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)]
+    bound += [node.arg for node in (*ast.walk(arguments), *nodes) if isinstance(node, ast.arg)]
+    bound += [node.asname or node.name for node in nodes if isinstance(node, ast.alias)]
+    bound += [node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ExceptHandler)) and node.name]
+    return name if bound.count(name) == 1 else None
 
 
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")

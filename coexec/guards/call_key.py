@@ -235,6 +235,22 @@ def marks_of(tensor: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(tensor).items() if value is not None}
 
 
+def marks_changed(
+    tensors: list[Any], before: list[dict[str, Any]], form: Callable[[Any], Any]
+) -> list[tuple[int, dict[str, Any]]]:
+    """Returns which tensors have other marks than `before`, by number, with the `form` of each mark that changed.
+
+    Attention takes the masks off its arguments, for example.
+    """
+    found = []
+    for number, (tensor, known) in enumerate(zip(tensors, before, strict=True)):
+        now = marks_of(tensor)
+        changed = {name: form(now.get(name)) for name in {**known, **now} if now.get(name) is not known.get(name)}
+        if changed:
+            found.append((number, changed))
+    return found
+
+
 def with_tensors(
     args: tuple[Any, ...], kwargs: dict[str, Any], labels: bool = False
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -17,7 +17,8 @@ from typing import Any
 from coexec.guards.pure_calls import BUILTINS, is_computing
 from coexec.guards.state import StateGuards
 from tracer.errors import Refused
-from tracer.forms import Forms, forms_of
+from tracer.forms import Forms, forms_of, not_its_own
+from tracer.keras_packages import classes
 from tracer.lazy import LazyTensor
 from tracer.library import behind, is_pure
 from tracer.private import EagerTensor
@@ -63,6 +64,11 @@ _GENERATED = re.compile(r"tensorflow\.(python|compiler)\.[\w.]+\.gen_\w+_ops")
 _PLAIN = (list, tuple, dict, str, bytes, int, float, complex, range, EagerTensor, LazyTensor)
 
 
+def _is_layer(holder: Any, name: str) -> bool:
+    """Returns whether an object's attribute of this name is a layer, such as `self.add = keras.layers.Add()`."""
+    return isinstance(getattr(holder, "__dict__", {}).get(name), classes.layers)
+
+
 def allowed(function: Any) -> bool:
     """Returns whether pure code may call this function of Python or a library."""
     if isinstance(function, types.BuiltinFunctionType):
@@ -92,6 +98,7 @@ class PurityProof:
         if self._pure:
             self.state_guards.functions[id(function.__code__)] = {id(function): function}
         self._codes: dict[int, Any] = {}  # of the functions that ran, and nested ones
+        self._ambiguous: dict[int, frozenset[str]] = {}  # by the ids of those: see `Forms`
         self._methods: set[int] = set()  # ids of those that are methods
         self._noted: set[int] = set()  # ids of functions already guarded
         self._kinds: set[tuple[int, int]] = set()  # ids of codes and classes whose decorated methods were
@@ -122,6 +129,7 @@ class PurityProof:
         try:
             if id(code) not in self._codes:
                 forms = forms_of(code, frame.f_globals)
+                self._ambiguous[id(code)] = forms.ambiguous
                 for function in self._functions_of(frame):
                     self._note(function, forms)
                 self._codes.update((id(each), each) for each in forms.codes)
@@ -133,6 +141,9 @@ class PurityProof:
                 self._kinds.add(kind)
                 for function in self._functions_of(frame):
                     self._note(function, forms_of(code, frame.f_globals))
+            for name in self._ambiguous.get(id(code), ()):
+                if not _is_layer(frame.f_locals[code.co_varnames[0]], name):
+                    raise Refused(not_its_own(name))
             if id(code) in self._methods:
                 self.state_guards.add_object(frame.f_locals[code.co_varnames[0]])
         except (Refused, Exception) as refused:  # errors of inspected objects must not reach the program

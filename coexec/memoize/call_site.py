@@ -19,7 +19,7 @@ from coexec.guards.arguments import ArgumentGuard, GivenTensors, argument_guard_
 from coexec.guards.call_key import CallArguments, CannotMemoize, CannotMemoizeArray, updates_metric, with_tensors
 from coexec.guards.state import LOOKED_AT, is_object, is_watched_object
 from coexec.memoize.array_names import name_arrays
-from coexec.memoize.entry import Region, admit, anchor, fill_form, find, has_other_numbers
+from coexec.memoize.entry import Region, admit, anchor, fill_form, find, has_other_numbers, repeat_effects
 from coexec.memoize.gradient_spans import BackwardCalls
 from coexec.memoize.known_calls import KnownCalls, StackCounts
 from coexec.memoize.observe import Observation
@@ -538,10 +538,9 @@ class CallSites:
             lazy._run = run
             lazy._value = None
         build = region.build
-        if build is None or region.effects:
+        if build is None or region.effects or region.marks:
             tensor = self._tensors_of(region, made, arguments.given, values)
-            for effect, form in region.effects:
-                effect.repeat(fill_form(form, tensor))
+            repeat_effects(region, arguments.given, tensor)
             result = fill_form(region.result, tensor)
         else:
             result = build(made, arguments.given)

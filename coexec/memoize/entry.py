@@ -68,6 +68,7 @@ class Region(Watcher):
         self.sizes: ProvenSizes | None = None  # on a dynamic path: those at which it may be skipped
         self.own: list[Any] = []  # its own tensors that may be differentiated
         self.effects: list[tuple[Effect, Any]] = []  # what it changes of earlier state, with the forms of the values
+        self.marks: list[tuple[int, dict[str, Any]]] = []  # the forms of what it leaves noted on arguments, if changed
         self.context: dict[str, Any] = {}  # what its layers set in Keras' call context for later ones
         self.notes: dict[Step, Any] = {}  # Keras' additions to errors, where they differ from the steps'
         self.result: Any = None  # the form of its result
@@ -102,7 +103,7 @@ class Region(Watcher):
         held = [*(v for source, v in self.feeds if source == "same"), *(v for _, v in self.pins)]
         self.own = [v for v in held if v.dtype.is_floating or v.dtype.is_complex]
         self.closed = not self.own and all(place is not None and place >= 0 for place in (*self.places, *self.early))
-        self.gives_nothing = self.result[0] == "object" and self.result[1] is None and not self.effects
+        self.gives_nothing = self.result[0] == "object" and self.result[1] is None and not (self.effects or self.marks)
         self.confirmed = self.confirmed + 1 if same else 1
         self.version += not same
         self.build, self.made = builder_of(self.result, self.outputs)
@@ -276,6 +277,15 @@ def fill_form(form: Any, tensor: Any) -> Any:
             setattr(made, name, fill_form(mark, tensor))
         return made
     return form[1] if kind == "object" else tensor(form)
+
+
+def repeat_effects(region: Region, given: list[Any], tensor: Any) -> None:
+    """Changes what the call changes of earlier state, and what is noted on the tensors that it is given."""
+    for effect, form in region.effects:
+        effect.repeat(fill_form(form, tensor))
+    for number, marks in region.marks:
+        for name, form in marks.items():
+            setattr(given[number], name, fill_form(form, tensor))
 
 
 def builder_of(form: Any, outputs: Outputs) -> tuple[Any, list[tuple[int, Output]]]:

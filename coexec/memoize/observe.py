@@ -11,7 +11,7 @@ from coexec.base.tuning import tuning
 from coexec.follow.backward import FunctionRecord, LibraryEntry
 from coexec.follow.follower import Follower
 from coexec.follow.unwatched import Unwatched
-from coexec.guards.call_key import CallArguments, CannotMemoize, CannotMemoizeForLong
+from coexec.guards.call_key import CallArguments, CannotMemoize, CannotMemoizeForLong, marks_changed, marks_of
 from coexec.guards.library_reads import LibraryReads
 from coexec.guards.purity import Contents, PurityProof, containers_in, is_shared
 from coexec.guards.state import LOOKED_AT
@@ -132,6 +132,7 @@ class Observation:
         self._context = dict(call_context() or {})
         if self._gradient and isinstance(around, BackwardCalls):
             self._heard = around.heard = HeardCalls(run, effects.averted, self._entries)
+        self._marks = list(map(marks_of, arguments.given))
         began, result = False, _NONE
         try:
             cut = None if self._heard is not None else functools.partial(effects.refuse, _CUT)
@@ -365,6 +366,7 @@ class Observation:
             context=self._noted_for_others(),
             notes={step: run.notes[step] for step in steps if step in run.notes},
             effects=effects,
+            marks=marks_changed(arguments.given, self._marks, lambda mark: form_of(mark, place)),
             result=form,
             recorded=[self._noted(each) if isinstance(each, LibraryEntry) else each for each in self._recorded],
             accessed=list(map(weakref.ref, self._accessed)),

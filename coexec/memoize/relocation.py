@@ -57,6 +57,7 @@ def relocate(source: Region, region: Region, run: Follower, arguments: CallArgum
         recorded = [copied[each] if isinstance(each, Step) else copy.record(each) for each in source.recorded]
         shift = here.end - source.start.end
         result = _moved(source.result, shift)
+        marks = [(n, {name: _moved(form, shift) for name, form in changed.items()}) for n, changed in source.marks]
     except Refused:
         return False
     run.add_steps(copy.added)
@@ -72,6 +73,7 @@ def relocate(source: Region, region: Region, run: Follower, arguments: CallArgum
         end=moved[-1] if moved else here,
         feeds=copy.feeds,
         pins=sorted(copy.pins.items()),
+        marks=marks,
         context=source.context,
         notes={copied[step]: note for step, note in source.notes.items()},
         result=result,

@@ -321,7 +321,8 @@ class Maker:
         return Statement(clauses)
 
     def _loop(self) -> Statement:
-        head, _, first = self.filled(self.random.choice(LOOPS)).partition("\n")
+        loops = [loop for loop in LOOPS if self.function != "stream" or "stream(" not in loop]  # else without an end
+        head, _, first = self.filled(self.random.choice(loops)).partition("\n")
         body = self.block(3)
         if first:
             body.insert(0, Statement([(first.strip(), None)]))

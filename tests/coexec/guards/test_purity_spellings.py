@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import coexec
-from tests.coexec.guards.test_purity import CALLS, Layer, compare, outcomes
+from tests.coexec.guards.test_purity import CALLS, Layer, batch, compare, outcomes
 from tests.snapshots import assert_same
 
 rate = 2.0
@@ -456,3 +456,85 @@ def test_an_operation_that_fails_in_it_fails_as_eagerly(work):
             np.testing.assert_allclose(one, other, rtol=1e-5)
     assert ("fails" in found[0]) is (work is cleaned)
     assert step.stats().followed >= CALLS / 2
+
+
+class Sums(keras.layers.Layer):
+    """Has layers under names that methods of containers have, as TensorFlow's tutorial of Transformers does."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.add = kind()
+        self.update = keras.layers.Dense(4, kernel_initializer="ones")
+
+    def call(self, x):
+        return self.update(self.add([x, tf.tanh(x)])) * rate
+
+
+def test_layers_under_the_names_of_containers_methods():
+    """Another one takes the place of the first in the ninth call."""
+
+    def make():
+        globals().update(rate=2.0)
+        layer = Sums(keras.layers.Add)
+        layer(batch(0))
+        return (lambda x: tf.reduce_sum(layer(x))), layer
+
+    def change(layer, i):
+        globals()["rate"] = 2.0 if i < 6 else 3.0
+        if i == 8:
+            vars(layer)["add"] = keras.layers.Multiply()
+
+    compare(make, change, regions=5)
+
+
+class Remembers(keras.layers.Layer):
+    """Changes a list by an attribute that is called like the method."""
+
+    def __init__(self):
+        super().__init__()
+        self.append = seen.append
+
+    def call(self, x):
+        self.append(1)
+        return tf.tanh(x) * rate
+
+
+class AddsItself(keras.layers.Layer):
+    """Has a method of its own that only sounds as if it were a layer."""
+
+    def add(self, x):
+        seen.append(1)
+        return x * rate
+
+    def call(self, x):
+        return self.add(tf.tanh(x))
+
+
+@pytest.mark.parametrize("kind", [Remembers, AddsItself])
+def test_what_changes_containers_runs_each_time(kind):
+    def make():
+        globals().update(rate=2.0)
+        layer = kind()
+        return (lambda x: tf.reduce_sum(layer(x))), layer
+
+    found = []
+    for decorate in (lambda f: f, coexec.function):
+        del seen[:]
+        found.append((outcomes(make, decorate)[0], len(seen)))
+    assert_same(*found, rtol=1e-4, atol=1e-5)
+    assert found[0][1] == CALLS
+
+
+def test_a_function_that_appends_to_its_argument_runs_each_time():
+    """It is told from a layer's method only as it is called."""
+
+    def grows(kept, x):
+        kept.append(x.shape[0])
+        return tf.tanh(x) * rate
+
+    def make():
+        globals().update(rate=2.0)
+        kept = []
+        return (lambda x: (tf.reduce_sum(grows(kept, x)), len(kept))), kept
+
+    compare(make, regions=0)
