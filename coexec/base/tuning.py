@@ -64,6 +64,11 @@ class Tuning:
     # timed in a row at first, gradients accumulated over three calls were learnt later: calls 10 to 30 took 0.65 of
     # eager's time, and 0.14 with one.)
     varied_calls: float = 2.0
+    # Calls take about the same time whose numbers of operations differ by no more than so many, or by this factor. (The
+    # size of an imperative call is known to some 10 %. A step of which every fourth call trains, once a buffer is full,
+    # was compared with those that do not: 390 of 400 calls ran imperatively.)
+    alike_calls: float = 1.25
+    alike_operations: int = 8
     # Imperative calls that are timed in a row where that is done without a doubt.
     asked_calls_timed: int = 3
     # Operations per launch; with fewer, following may well cost more than it saves.

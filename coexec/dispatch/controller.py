@@ -42,7 +42,7 @@ from tracer.graph import Step, TraceGraph
 from tracer.location import mark_entry
 from tracer.merge import merge
 from tracer.old_generation import hand_over
-from tracer.private import context
+from tracer.private import context, ops
 from tracer.recorder import Recorder
 from tracer.trace import Trace
 
@@ -238,11 +238,11 @@ class Controller:
     def _run_as_asked(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a call imperatively because a mode demands it; its time is kept for reports only."""
         self.ledger.count("imperative")
-        began = time.perf_counter()
+        began, first = time.perf_counter(), ops.uid()
         try:
             return attempt(*args, **kwargs)
         finally:
-            self.account.ran_as_asked(time.perf_counter() - began)
+            self.account.ran_as_asked(time.perf_counter() - began, ops.uid() - first - 1)
 
     def _run_unfollowed(
         self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any], tally: Tally | None = None
@@ -289,23 +289,25 @@ class Controller:
         if tally is None and self.account.backs_off:
             text = "following took longer than plain calls, so some run plainly"
             tally = self.ledger.cause(Kind.BACKOFF, text, self.name)
+        first = ops.uid()
         began = clock.now()
         try:
             return attempt(*args, **kwargs)
         finally:
             elapsed, seconds = clock.since(began)
-            self.account.ran_plainly(seconds, elapsed)
+            self.account.ran_plainly(seconds, elapsed, ops.uid() - first - 1)
             if tally is not None:
                 tally.seconds += elapsed
 
     def _record(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a call with a recorder, and merges its trace into the graph."""
         self.land()
-        recorder = Recorder(Trace())
+        recorder, first = Recorder(Trace()), ops.uid()
         recorder.strict = self.options.strict
         try:
             with intercept.handling(recorder):
                 results = attempt.results = [run(attempt, args, kwargs)]
+            self.account.recorded(len(recorder.trace.calls), ops.uid() - first - 1)
             recorder.trace.finished = True
             return results[0]
         finally:
@@ -362,7 +364,7 @@ class Controller:
                 known = not following.cursor.adopted and following.recorder is None and not compiled
                 watched = self.known_calls.watching.spent - watched
                 seconds, counted = seconds - watched, max(counted - watched, 0.0)
-                self.account.timed(seconds, known and not watched, watched)
+                self.account.timed(seconds, known and not watched, watched, self._size(following))
                 self._consider_watching(following, seconds, known)
                 if not known:
                     hand_over()
@@ -439,10 +441,14 @@ class Controller:
     def _consider(self, following: Follower, seconds: float, most: float, compiled: bool) -> None:
         """Backs off if following does not pay; strict functions are always followed."""
         routine, recorder = _is_routine(following, seconds), following.recorder
-        size = self.last_events + (len(recorder.trace.calls) if recorder is not None else 0)
         recurs = recorder is None and not following.cursor.adopted
         if not self.options.strict:
-            self.account.followed(seconds, routine, most, compiled, size, recurs)
+            self.account.followed(seconds, routine, most, compiled, self._size(following), recurs)
+
+    def _size(self, following: Follower) -> int:
+        """Returns how many operations the call had that has just ended."""
+        recorder = following.recorder
+        return self.last_events + (len(recorder.trace.calls) if recorder is not None else 0)
 
     def _is_dynamic(self) -> bool:
         return self.options.reduce_retracing and self.options.jit_compile is not True

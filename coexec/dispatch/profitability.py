@@ -6,9 +6,36 @@ import math
 import statistics
 import threading
 from collections import deque
+from collections.abc import Collection
+from typing import NamedTuple
 
 from coexec.base.explanation import Pace
 from coexec.base.tuning import tuning
+
+
+class Timed(NamedTuple):
+    """The time of one call, and how many operations it had."""
+
+    seconds: float
+    size: float | None  # None: unknown, it stands for any
+
+
+def are_alike(one: float, other: float) -> bool:
+    """Returns whether calls of so many operations take about the same time."""
+    less, more = sorted((one, other))
+    return more - less <= tuning.alike_operations or more <= tuning.alike_calls * less
+
+
+def expected(timed: Collection[Timed], size: float) -> float:
+    """Returns the seconds that a call of so many operations takes: the lower median of calls like it, if there are any.
+
+    Else in proportion to those that were timed.
+    """
+    alike = [each.seconds for each in timed if each.size is None or are_alike(each.size, size)]
+    if alike:
+        return statistics.median_low(alike)
+    operations = sum((each.size or 0.0) + 1 for each in timed)
+    return sum(each.seconds for each in timed) / operations * (size + 1)
 
 
 class Profitability:
@@ -25,20 +52,26 @@ class Profitability:
     A call clearly cheaper than the one before it is progress and is not charged. Savings offset later slow calls, up to
     a limit. A single slow steady-state call was most likely disturbed by other load, and never causes a backoff by
     itself; nor does one that compiles, which happens once.
+
+    A followed call is compared with imperative ones of as many operations, if such were timed: a program may fill its
+    buffer of experience before it trains, train in every fourth call, or let its model grow. Of an imperative call the
+    tensors are counted, by TensorFlow; how many there are for an operation is known from the first call.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._plain: deque[float] = deque(maxlen=tuning.plain_calls_kept)
-        self._taken: deque[float] = deque(maxlen=tuning.pace_calls)  # times of the last calls, however they ran
+        self._plain: deque[Timed] = deque(maxlen=tuning.plain_calls_kept)
+        self._taken: deque[Timed] = deque(maxlen=tuning.pace_calls)  # the last calls, however they ran
         self._steady: deque[float] = deque(maxlen=tuning.pace_calls)  # times of followed calls that met nothing new
-        self._asked: deque[float] = deque(maxlen=tuning.plain_calls_kept)  # of calls forced imperative
-        self._waited: deque[float] = deque(maxlen=tuning.plain_calls_kept)  # of `_plain`, as elapsed, for reports only
+        self._asked: deque[Timed] = deque(maxlen=tuning.plain_calls_kept)  # calls forced imperative
+        self._waited: deque[Timed] = deque(maxlen=tuning.plain_calls_kept)  # `_plain`, as elapsed, for reports only
         self._sizes: deque[int] = deque(maxlen=tuning.plain_calls_kept)  # operations of the last followed calls
         self._varies = False  # whether some of them had many more than others
         self._recurring = 0  # followed calls in a row, up to the last, that met no new path or wiring
         self._steady_since = 0  # of `_steady`, those since the last backoff
-        self._per_call = 0.0  # the lower median of `_plain`, or their mean if calls differ in size
+        self._tensors = 1.0  # for each operation, in imperative calls
+        self._imperative: dict[int, float] = {}  # seconds that calls of so many operations take imperatively
+        self._asked_again = False  # whether calls were timed again since the last backoff, as no known one is like them
         self._doubt = 0.0
         self._calm = 0  # followed calls that met nothing new, while no imperative one was timed
         self._balance = 0.0
@@ -62,20 +95,51 @@ class Profitability:
                 return False
             return True
 
-    def ran_plainly(self, seconds: float, elapsed: float | None = None) -> None:
-        """Notes the time of a call that ran imperatively; `elapsed`: with that of other programs, for reports."""
+    def recorded(self, operations: int, tensors: int) -> None:
+        """Notes how many operations the recorded first call had, and how many tensors it made."""
+        if operations and tensors:
+            self._tensors = min(max(tensors / operations, 0.5), 4.0)
+
+    def ran_plainly(self, seconds: float, elapsed: float | None = None, tensors: int | None = None) -> None:
+        """Notes the time of a call that ran imperatively, and how many tensors it made.
+
+        `elapsed`: with the time of other programs, for reports.
+        """
         elapsed = seconds if elapsed is None else elapsed
         with self._lock:
-            self._plain.append(seconds)
-            self._waited.append(elapsed / self.steps)
-            self._taken.append(elapsed / self.steps)
+            size = self._size_of(tensors)
+            self._plain.append(Timed(seconds, size))
+            self._waited.append(Timed(elapsed / self.steps, size))
+            self._taken.append(self._waited[-1])
             self._add(elapsed)
-            self._estimate()
+            self._imperative.clear()
             self._since = 0
+            if self.backs_off and size is not None and self._is_of_a_new_kind(size):
+                self.paused = self.pause = 0
 
-    def _estimate(self) -> None:
-        estimate = statistics.fmean if self._varies else statistics.median_low
-        self._per_call = estimate(self._plain)
+    def _size_of(self, tensors: int | None) -> float | None:
+        """Returns how many operations an imperative call had that made so many tensors."""
+        if tensors is not None:
+            return tensors / self._tensors
+        return statistics.fmean(self._sizes) if self._sizes else None
+
+    def _is_of_a_new_kind(self, size: float) -> bool:
+        """Returns whether a call has far more operations than those that following was given up for."""
+        return bool(self._sizes) and size > tuning.varied_calls * (max(self._sizes) + tuning.alike_operations)
+
+    def _takes(self, operations: int) -> float:
+        """Returns the seconds that a call of so many operations takes imperatively."""
+        known = self._imperative.get(operations)
+        if known is None:
+            if len(self._imperative) >= tuning.pace_calls:
+                self._imperative.clear()
+            known = self._imperative[operations] = expected(self._plain, operations)
+        return known
+
+    @property
+    def _per_call(self) -> float:
+        """The seconds that a call like the last followed one takes imperatively."""
+        return self._takes(self._sizes[-1] if self._sizes else 0)
 
     def _add(self, seconds: float) -> None:
         self._made += self.steps
@@ -87,16 +151,19 @@ class Profitability:
         self._sizes.append(operations)
         if self._varies or not same:
             self._varies = max(self._sizes) > tuning.varied_calls * (min(self._sizes) + 1)
-            if self._plain:
-                self._estimate()
 
     def _wanted(self) -> int:
         """Returns how many more imperative calls to time before following is given up: two agree, or many are timed."""
         timed, kept = len(self._plain), tuning.plain_calls_kept
         if timed < 2:
             return 2 - timed
-        differ = self._varies or max(self._plain) > tuning.varied_calls * min(self._plain)
+        differ = self._varies or max(self._plain).seconds > tuning.varied_calls * min(self._plain).seconds
         return kept - timed if differ else 0
+
+    def _is_new_size(self) -> bool:
+        """Returns whether no imperative call is known that is like the largest ones that were followed."""
+        largest = max(self._sizes)
+        return not any(each.size is None or are_alike(each.size, largest) for each in self._plain)
 
     def invested(self, seconds: float) -> None:
         """Charges a call that was followed to learn another size; this never takes the balance below zero."""
@@ -131,10 +198,8 @@ class Profitability:
                 if asked or self._doubt >= tuning.doubt_before_timing:
                     self.paused = tuning.asked_calls_timed if asked else 1
                 return False
-            plain, largest = self._per_call, self._per_call
-            if self._varies:  # an imperative call takes as long as it has operations
-                per_operation = plain / (statistics.fmean(self._sizes) + 1)
-                plain, largest = per_operation * (operations + 1), per_operation * (max(self._sizes) + 1)
+            plain = self._takes(operations)
+            largest = max(plain, self._takes(max(self._sizes)))
             saved = max(plain - seconds, -(min(tuning.following_patience, most) if clean else most) * plain)
             if not 0.0 < seconds - plain <= tuning.following_progress * (last - plain):
                 self._balance = min(self._balance + saved, tuning.following_allowance * largest)
@@ -152,11 +217,14 @@ class Profitability:
             )
             if self._balance >= -patience * largest:
                 return False
+            if not self._asked_again and self._is_new_size():  # what was charged so far is a guess
+                self._asked_again, self.paused, self._balance = True, tuning.plain_calls_kept, self._balance / 2
+                return False
             if wanted := self._wanted():
                 self.paused, self._balance = wanted, (1 - patience) * largest  # then one more such call decides
                 return False
-            share = round(-self._balance / (tuning.tries_share * self._per_call))
-            self._balance, self.backs_off, self._steady_since = 0.0, True, 0
+            share = round(-self._balance / (tuning.tries_share * largest))
+            self._balance, self.backs_off, self._steady_since, self._asked_again = 0.0, True, 0, False
             longer = max(2 * self.pause, share) if self.pause else 0
             self.pause = self.paused = min(max(tuning.min_backoff, longer), tuning.max_backoff)
             return True
@@ -185,18 +253,18 @@ class Profitability:
         with self._lock:
             return bool(self._plain) and self._balance >= tuning.following_allowance * self._per_call / 2
 
-    def ran_as_asked(self, seconds: float) -> None:
+    def ran_as_asked(self, seconds: float, tensors: int | None = None) -> None:
         """Notes the time of a call that ran imperatively on the program's demand, for reports only."""
-        self._asked.append(seconds / self.steps)
+        self._asked.append(Timed(seconds / self.steps, self._size_of(tensors)))
         self._add(seconds)
 
-    def timed(self, seconds: float, steady: bool, watched: float = 0.0) -> None:
+    def timed(self, seconds: float, steady: bool, watched: float = 0.0, operations: int | None = None) -> None:
         """Notes the time of a followed call, for the pace; `steady`: whether it met nothing new.
 
-        `watched`: what it took besides, to watch calls of helpers.
+        `watched`: what it took besides, to watch calls of helpers; `operations`: how many it had.
         """
         self._add(seconds + watched)
-        self._taken.append(seconds / self.steps)
+        self._taken.append(Timed(seconds / self.steps, operations))
         if steady:
             self._steady.append(seconds / self.steps)
             self._steady_since += 1
@@ -205,13 +273,16 @@ class Profitability:
         """Returns the recent times of calls, and of imperative ones as far as they were timed."""
         with self._lock:
             taken, steady, plain = list(self._taken), list(self._steady), [*self._waited, *self._asked]
+            usual = statistics.fmean(self._sizes) if self._sizes else 0.0
         if len(taken) < tuning.pace_calls:
             taken = taken[len(taken) // 2 :]  # the first ones include learning
         return Pace(
             len(taken),
-            statistics.fmean(taken) if taken else None,
+            statistics.fmean(each.seconds for each in taken) if taken else None,
             statistics.median(steady) if steady else None,
-            statistics.median_low(plain) if plain else None,
+            statistics.fmean(expected(plain, usual if each.size is None else each.size) for each in taken or plain)
+            if plain
+            else None,
             self._made,
             self._spent,
             tuning.eager_operation * self._sizes[-1] / self.steps if self._sizes and self._sizes[-1] else None,

@@ -77,7 +77,7 @@ def test_a_call_that_returns_at_once_says_nothing_of_the_others(short):
             account.followed(0.03 if brief else slow, clean=number > 6, most=4.0, operations=2 if brief else 300)
         else:
             imperative += 1
-            account.ran_plainly(0.01 if brief else PLAIN)
+            account.ran_plainly(0.01 if brief else PLAIN, tensors=2 if brief else 300)
     assert imperative <= 2 * tuning.plain_calls_kept
     assert account.pause == 0
 
@@ -92,9 +92,60 @@ def test_calls_of_which_most_return_at_once_are_given_up_where_the_others_do_not
             seconds = 0.01 if brief else 3.0
             account.followed(seconds, clean=False, most=4.0, operations=2 if brief else 300)
         else:
-            account.ran_plainly(seconds)
+            account.ran_plainly(seconds, tensors=2 if brief else 300)
         taken, plain = taken + seconds, plain + eager
     assert taken < 1.2 * plain
+
+
+@pytest.mark.parametrize("brief", [0, 16])
+@pytest.mark.parametrize("every", [1, 4])
+def test_calls_that_do_little_say_nothing_of_those_that_come_later(brief, every):
+    """A buffer of experience is filled first, by calls for which following does not pay; then some train."""
+    account, taken, plain, trained = Profitability(), 0.0, 0.0, 0
+    account.recorded(2, 3)
+    for number in range(400):
+        trains = number >= brief and number % every == 0
+        eager = PLAIN if trains else 0.002
+        if account.admit():
+            trained += trains
+            slow, most = trained < 5, 2.0 if trained == 1 else 1.0
+            seconds = (3.0 if slow else 0.1) if trains else 0.005
+            account.followed(seconds, clean=not (trains and slow), most=most, operations=300 if trains else 2)
+        else:
+            seconds = eager
+            account.ran_plainly(seconds, tensors=450 if trains else 3)
+        taken, plain = taken + seconds, plain + eager
+    assert taken < 0.4 * plain
+
+
+def test_a_model_that_grows_is_compared_with_calls_of_its_size():
+    account = Profitability()
+    account.recorded(100, 130)
+    for number in range(200):
+        grown = number >= 40
+        operations, eager = (400, 4.0) if grown else (100, 1.0)
+        if account.admit():
+            learning = number % 40 < 5
+            account.followed(1.5 * eager if learning else 0.8 * eager, clean=not learning, most=2.0,
+                             operations=operations)  # fmt: skip
+        else:
+            account.ran_plainly(eager, tensors=round(1.3 * operations))
+    assert account.pause == 0
+
+
+def test_reports_compare_calls_of_all_sizes():
+    """One call in four does much: eager's time is the mean, too."""
+    account = Profitability()
+    account.recorded(100, 120)
+    for number in range(64):
+        much = number % 4 == 0
+        if account.admit() and number >= 8:
+            seconds = 0.5 if much else 0.05
+            account.followed(seconds, clean=True, operations=100 if much else 10)
+            account.timed(seconds, steady=True, operations=100 if much else 10)
+        else:
+            account.ran_plainly(1.0 if much else 0.1, tensors=120 if much else 12)
+    assert account.pace().eager == pytest.approx(0.325, rel=0.1)
 
 
 def test_one_busy_moment_leads_to_no_pause():
