@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tracer import hooks, keras_packages, random_states
+from tracer import hooks, keras_packages, random_states, warning_filters
 from tracer.faults import absorbs, passes
 from tracer.keras_packages import LOSSES, classes
 from tracer.location import files_of, is_user
@@ -48,7 +48,7 @@ _HELPERS = tuple(
 
 # C functions whose effects cannot be observed afterwards.
 _OUTSIDE = frozenset({"_io", "_socket"})  # methods of classes in these modules
-_ACTING = frozenset({"print", "input", "open", "putenv", "sleep", "warn", "warn_explicit"})
+_ACTING = frozenset({"print", "input", "open", "putenv", "sleep"})
 
 _LEAVES = (
     type, types.FunctionType, types.ModuleType, types.CodeType, np.ndarray, np.generic,
@@ -166,6 +166,7 @@ class Effects:
         self._lightly = lightly
         self._asks: Any = () if proof is None else proof.asks
         self.reason: str | None = None
+        self.filters: int | None = None  # the version of the filters by which its warnings were not shown, if any
         self.runs_user_code = self._collecting = self._watching = False
         self.objects: list[Any] = []  # objects whose attributes the call may have read
         self.read: set[int] = set()  # ids of older tensors whose values Python has read
@@ -229,6 +230,8 @@ class Effects:
             self._refuse(reason if self._proof is None else f"{reason}, and {self._proof.reason}")
         elif registered and code.co_freevars and _is_registered(frame):
             self._refuse(f"{code.co_name} is a closure, whose variables nobody watches")
+        elif warning_filters.shows(code):
+            self._refuse("it warns")
         elif code.co_name == "convert_to_numpy":  # Keras' function
             if isinstance(frame.f_locals.get("x"), EagerTensor):
                 self._reads(frame.f_locals["x"])
@@ -245,7 +248,9 @@ class Effects:
         if type(holder) is EagerTensor:
             if function.__name__ == "_numpy_internal" and frame.f_code is not array_in.__code__:
                 self._reads(holder)
-        elif function.__name__ in _ACTING or type(holder).__module__ in _OUTSIDE:
+        elif function in warning_filters.ISSUING and warning_filters.is_known():
+            self.filters = warning_filters.version()
+        elif function in warning_filters.ISSUING or function.__name__ in _ACTING or type(holder).__module__ in _OUTSIDE:
             self._refuse(f"it calls {function.__qualname__}")
         elif type(holder) is types.ModuleType:
             _note_harmless(function)
@@ -283,6 +288,9 @@ class Effects:
             return
         if generator() is not self._generator:
             self.reason = "it sets TensorFlow's seed"
+            return
+        if self.filters is not None and self.filters != warning_filters.version():
+            self.reason = "it changes which warnings are shown"
             return
         if random_states.states() != self._random:
             self.reason = "it draws from the random numbers of Python or NumPy"

@@ -29,7 +29,7 @@ import tensorflow as tf
 import wrapt
 
 from coexec.base.tuning import tuning
-from tracer import intercept, memory
+from tracer import intercept, memory, warning_filters
 from tracer.effects import Contents, is_programs
 from tracer.keras_packages import LOSSES, classes
 from tracer.op import same
@@ -108,11 +108,14 @@ class LibraryReads:
     """What one call's Python may have read; `hold()` checks that it is unchanged."""
 
     def __init__(self, roots: list[Any], ran: Iterable[tuple[types.CodeType, dict[str, Any]]],
-                 contents: Contents) -> None:  # fmt: skip
+                 contents: Contents, filters: int | None = None) -> None:  # fmt: skip
         """`ran`: the code that ran, with its globals; `contents`: the objects reachable from the roots.
+
+        `filters`: of a call with warnings, the version of the filters by which they were not shown.
 
         Does not keep the roots alive.
         """
+        self.filters = filters
         self._entries: list[_Entry] = []
         self._dead: list[Any] = []  # references to objects that have been freed
         if memory.KNOWN:
@@ -136,7 +139,7 @@ class LibraryReads:
 
     def hold(self) -> bool:
         """Returns whether everything is unchanged."""
-        if self._dead:
+        if self._dead or (self.filters is not None and self.filters != warning_filters.version()):
             return False
         # The addresses of the second read are valid only if the first one agrees.
         if _memory[self._heads].tobytes() == self._head_words and (

@@ -251,8 +251,9 @@ class Observation:
             if self._lightly:  # nothing is known of the code that it ran, if it disagreed
                 region.reads = self._reads if region.confirmed > self._before else None
             elif region.confirmed > 1 or region.state_guards is None:
-                region.reads = LibraryReads(effects.roots, effects.ran.values(), effects.contents)
-                if region.alike is not None and region.state_guards is None:
+                region.reads = LibraryReads(effects.roots, effects.ran.values(), effects.contents, effects.filters)
+                # What was warned of is known by the line that issued it, which may be another at other places.
+                if region.alike is not None and region.state_guards is None and effects.filters is None:
                     self._known.see(region.alike, region)
             else:
                 region.reads = None
