@@ -30,10 +30,13 @@ _MODULES = (
     "keras.src.ops.", "keras.src.activations.", "keras.src.losses.losses", "keras.src.random.random",
     "tf_keras.src.activations",
     *(f"tensorflow.python.ops.{name}" for name in (
-      "array_ops", "clip_ops", "embedding_ops", "image_ops", "linalg_ops", "math_ops", "nn_impl", "nn_ops",
-      "random_ops", "special_math_ops", "stateless_random_ops")),
+      "array_ops", "bincount_ops", "clip_ops", "embedding_ops", "histogram_ops", "image_ops", "linalg_ops", "math_ops",
+      "nn_impl", "nn_ops", "random_ops", "sets_impl", "signal.", "sparse_ops", "special_math_ops",
+      "stateless_random_ops")),
 )  # fmt: skip
-_OTHERWISE = frozenset({"recompute_grad", "custom_gradient", "gradients", "py_function", "numpy_function"})
+_OTHERWISE = frozenset({
+    "recompute_grad", "custom_gradient", "gradients", "map_values", "py_function", "numpy_function"
+})  # fmt: skip
 
 # Functions of Keras 2's backend that only compute. Others set its state, or ask for it.
 _BACKEND = frozenset(

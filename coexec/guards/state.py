@@ -252,6 +252,11 @@ class StateGuards:
     def _check(self, place: str, value: Any) -> None:
         """Guards what a place holds, and its contents; goes by `type`, as `isinstance` may run the object's code."""
         kind = type(value)
+        if kind in _PARTS:
+            self._is(place, value)
+            for name in _PARTS[kind]:
+                self._check(self._writer.let(f"{place}.{name}"), getattr(value, name))
+            return
         if kind.__module__ in _TRACKING and issubclass(kind, wrapt.ObjectProxy):  # of a dict or tuple
             self._is(place, value)
             self._check(self._writer.let(f"{place}.__wrapped__"), value.__wrapped__)
@@ -483,6 +488,10 @@ _MANAGER = contextlib.contextmanager(lambda: None).__code__  # type: ignore[arg-
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "exception": 40, "critical": 50, "log": 50}
 _ASKING = (("getattr",), ("hasattr",))
 _DESCRIBED = (types.FunctionType, EagerTensor)
+# Of what consists of tensors: these, on which all else depends.
+_PARTS = {
+    tf.SparseTensor: ("indices", "values", "dense_shape"), tf.IndexedSlices: ("values", "indices", "dense_shape"),
+}  # fmt: skip
 # What can be changed of these past their `__dict__`: of functions, and of variables.
 _DESCRIBING = frozenset({
     "__name__", "__qualname__", "__doc__", "__module__", "__annotations__",

@@ -126,8 +126,23 @@ def logs(x):
     return tf.tanh(x) * rate
 
 
-WORKS = [imports, name_scope, manager, raises_again, goes_on, deletes, members, lambdas, functions, kinds,
-         tables, namespaces, logs, lambda x: tf.tanh(x) * rate]  # fmt: skip
+def spectra(x):
+    return tf.abs(tf.signal.rfft(tf.signal.frame(tf.tanh(x), 2, 1))) * rate
+
+
+def windows(x):
+    return tf.signal.overlap_and_add(tf.signal.dct(tf.tanh(x)) * tf.signal.hann_window(4), 2) * rate
+
+
+adjacency = tf.sparse.from_dense(tf.constant([[1.0, 0.0, 2.0], [0.0, 3.0, 0.0]]))
+
+
+def sparse(x):
+    return tf.sparse.sparse_dense_matmul(adjacency, tf.tanh(x)) * rate
+
+
+WORKS = [imports, name_scope, manager, raises_again, goes_on, deletes, members, lambdas, functions, kinds, spectra,
+         windows, sparse, tables, namespaces, logs, lambda x: tf.tanh(x) * rate]  # fmt: skip
 
 
 @pytest.mark.parametrize("inner", [False, True])
@@ -538,3 +553,28 @@ def test_a_function_that_appends_to_its_argument_runs_each_time():
         return (lambda x: (tf.reduce_sum(grows(kept, x)), len(kept))), kept
 
     compare(make, regions=0)
+
+
+class Convolution(keras.layers.Layer):
+    """A graph convolution, whose matrix the program may replace, as a whole or in part."""
+
+    def __init__(self, matrix):
+        super().__init__()
+        self.matrix = matrix
+
+    def call(self, x):
+        return tf.sparse.sparse_dense_matmul(self.matrix, tf.tanh(x))
+
+
+def test_a_sparse_matrix_that_changes():
+    def make():
+        layer = Convolution(tf.sparse.from_dense(tf.constant([[1.0, 0.0, 2.0], [0.0, 3.0, 0.0]])))
+        return (lambda x: tf.reduce_sum(layer(x))), layer
+
+    def change(layer, i):
+        if i == 8:
+            layer.matrix = tf.sparse.from_dense(tf.constant([[0.0, 1.0, 2.0], [4.0, 3.0, 0.0]]))
+        if i == 12:
+            layer.matrix._values = layer.matrix.values * 2.0
+
+    compare(make, change, regions=6)
