@@ -27,7 +27,8 @@ MODULES = 12  # a worker's; then it is a new one, as memory grows
 def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     """What was asked for."""
     parser = argparse.ArgumentParser(prog="python -m tests.keras_suite", description=__doc__)
-    parser.add_argument("--parts", default=",".join(PARTS), help="packages below keras.src, separated by commas")
+    parser.add_argument("--package", default="keras.src", help="whose tests to run: that of another library, say")
+    parser.add_argument("--parts", help="packages below it, separated by commas; all, but of Keras those of the table")
     parser.add_argument("--modules", default="", help="single modules instead, separated by commas")
     parser.add_argument("--every", type=int, default=1, help="run every N-th test of each module")
     parser.add_argument("--results", type=Path, default=ROOT / "build/keras_suite.jsonl", help="where results are kept")
@@ -170,7 +171,8 @@ def main() -> int:
     if not options.table:
         from tests.keras_suite.bodies import modules_of
 
-        parts = [modules_of(part) for part in options.parts.split(",")]
+        asked = options.parts or (",".join(PARTS) if options.package == "keras.src" else "")
+        parts = [modules_of(options.package, part) for part in asked.split(",")]
         for modules in [options.modules.split(",")] if options.modules else parts:
             for first in range(0, len(modules), MODULES):
                 suite.run(modules[first : first + MODULES])

@@ -32,11 +32,11 @@ def _skip_if_backend(backend: str, reason: str) -> Any:
 sys.modules.setdefault("conftest", types.SimpleNamespace(skip_if_backend=_skip_if_backend))  # type: ignore[arg-type]
 
 
-def modules_of(part: str) -> list[str]:
-    """Returns the test modules of one of Keras' packages."""
-    source = Path(keras.__file__).parent / "src"
+def modules_of(package: str, part: str) -> list[str]:
+    """Returns the test modules in one part of a package, such as `layers` of `keras.src`; "": in all of them."""
+    source = Path(importlib.import_module(package).__file__ or "").parent
     files = sorted((source / part.replace(".", "/")).rglob("*_test.py"))
-    return ["keras.src." + ".".join(file.relative_to(source).with_suffix("").parts) for file in files]
+    return [f"{package}." + ".".join(file.relative_to(source).with_suffix("").parts) for file in files]
 
 
 def tests_of(module: str) -> dict[str, tuple[type, str]]:
