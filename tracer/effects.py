@@ -166,7 +166,7 @@ class Effects:
         self._lightly = lightly
         self._asks: Any = () if proof is None else proof.asks
         self.reason: str | None = None
-        self.filters: int | None = None  # the version of the filters by which its warnings were not shown, if any
+        self.silence: warning_filters.Silence | None = None  # if it warns, and that is not shown
         self.runs_user_code = self._collecting = self._watching = False
         self.objects: list[Any] = []  # objects whose attributes the call may have read
         self.read: set[int] = set()  # ids of older tensors whose values Python has read
@@ -180,6 +180,7 @@ class Effects:
         if self._before is None:
             self.reason = f"it can reach more than {MAX_OBJECTS} objects"
         else:
+            self._marked = _marked(self._before)
             self._random, self._generator = random_states.states(), generator()
             self._newest = ops.uid()
             self._collecting = gc.isenabled()
@@ -249,7 +250,8 @@ class Effects:
             if function.__name__ == "_numpy_internal" and frame.f_code is not array_in.__code__:
                 self._reads(holder)
         elif function in warning_filters.ISSUING and warning_filters.is_known():
-            self.filters = warning_filters.version()
+            self.silence = self.silence or warning_filters.Silence()
+            self.silence.add(frame)
         elif function in warning_filters.ISSUING or function.__name__ in _ACTING or type(holder).__module__ in _OUTSIDE:
             self._refuse(f"it calls {function.__qualname__}")
         elif type(holder) is types.ModuleType:
@@ -289,7 +291,7 @@ class Effects:
         if generator() is not self._generator:
             self.reason = "it sets TensorFlow's seed"
             return
-        if self.filters is not None and self.filters != warning_filters.version():
+        if self.silence is not None and not self.silence.holds():
             self.reason = "it changes which warnings are shown"
             return
         if random_states.states() != self._random:
@@ -304,6 +306,9 @@ class Effects:
             if not _same_contents(names, values, names_now, values_now):
                 self.reason = f"it changes {_describe(holder, names, values, names_now, values_now)}"
                 return
+        if _marked(before) != self._marked:
+            self.reason = "it changes what is noted on a tensor that an object holds"
+            return
         self.contents = before
         self.objects = [holder for holder, names, _ in before.values() if names is not None]
         tensors = [v for _, _, values in before.values() for v in values if isinstance(v, EagerTensor)]
@@ -402,6 +407,13 @@ def _contents(roots: list[Any]) -> Contents | None:
             return None
         ahead.extend(held[1])
     return found
+
+
+def _marked(contents: Contents) -> dict[int, list[tuple[str, int]]]:
+    """Returns what Keras has noted on the tensors that objects hold, as names and ids, by the ids of the tensors."""
+    held = (v for _, _, values in contents.values() for v in values if type(v) is EagerTensor and vars(v))
+    marks = {id(v): [(name, id(mark)) for name, mark in vars(v).items() if mark is not None] for v in held}
+    return {number: noted for number, noted in marks.items() if noted}
 
 
 # Writes.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import warnings
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 from tracer import hooks
@@ -20,6 +20,9 @@ from tracer.faults import passes
 # The C functions that issue warnings, and the code by which one is shown.
 ISSUING = (warnings.warn, warnings.warn_explicit)
 _SHOWING: CodeType = warnings._showwarnmsg.__code__  # type: ignore[attr-defined]
+
+_NOTED = "__warningregistry__"
+_LEVELS = 6  # frames above the one that issues a warning of which it may be said to come
 
 _numbers = itertools.count(1)
 _version = 0
@@ -45,11 +48,42 @@ def _counted(change: Any) -> Any:
 _hooks.add(warnings, "_filters_mutated", _counted(warnings._filters_mutated))  # type: ignore[attr-defined]
 
 
-def version() -> int:
-    """Returns a number that is another one once filters have changed."""
-    if not _hooks.users:
-        _hooks.hold_for_good()
-    return _version
+class Silence:
+    """What has kept the warnings of a call from being shown."""
+
+    def __init__(self) -> None:
+        if not _hooks.users:
+            _hooks.hold_for_good()
+        self._state = _state()
+        # Where Python notes what it has shown, and how much that was: of modules from which one may be said to come.
+        self._registries: dict[int, tuple[dict[str, Any], Any, int]] = {}
+
+    def add(self, frame: FrameType) -> None:
+        """Adds a warning that this frame issues."""
+        at: FrameType | None = frame
+        for _ in range(_LEVELS):
+            if at is None:
+                return
+            noted: Any = at.f_globals.get(_NOTED)
+            if noted is not None:
+                self._registries[id(at.f_globals)] = at.f_globals, noted, len(noted)
+            at = at.f_back
+
+    def holds(self) -> bool:
+        """Returns whether the same warnings would not be shown now either."""
+        known = self._registries.values()
+        return self._state == _state() and all(
+            len(noted) >= count and space.get(_NOTED) is noted for space, noted, count in known
+        )
+
+
+def _state() -> Any:
+    """Returns what decides which warnings are shown, but for those that were shown before."""
+    return _version, id(warnings.filters), [*warnings.filters], warnings.defaultaction, warnings.warn, _showing()  # type: ignore[attr-defined]
+
+
+def _showing() -> Any:
+    return getattr(warnings._showwarnmsg, "__code__", None)  # type: ignore[attr-defined]
 
 
 def shows(code: CodeType) -> bool:
@@ -59,4 +93,4 @@ def shows(code: CodeType) -> bool:
 
 def is_known() -> bool:
     """Returns whether warnings are shown as they are by default, and not by what the program has put there."""
-    return getattr(warnings._showwarnmsg, "__code__", None) is _SHOWING  # type: ignore[attr-defined]
+    return _showing() is _SHOWING

@@ -157,7 +157,8 @@ class Profitability:
         timed, kept = len(self._plain), tuning.plain_calls_kept
         if timed < 2:
             return 2 - timed
-        differ = self._varies or max(self._plain).seconds > tuning.varied_calls * min(self._plain).seconds
+        seconds = [each.seconds for each in self._plain]
+        differ = self._varies or max(seconds) > tuning.varied_calls * min(seconds)
         return kept - timed if differ else 0
 
     def _is_new_size(self) -> bool:

@@ -244,11 +244,20 @@ def marks_changed(
     """
     found = []
     for number, (tensor, known) in enumerate(zip(tensors, before, strict=True)):
-        now = marks_of(tensor)
+        now = vars(tensor)
         changed = {name: form(now.get(name)) for name in {**known, **now} if now.get(name) is not known.get(name)}
         if changed:
             found.append((number, changed))
     return found
+
+
+def marks_emptied(tensors: list[Any], before: list[dict[str, Any]]) -> set[tuple[int, str]]:
+    """Returns the marks that are None now, and were not there `before`, as numbers of tensors and names.
+
+    That says the same, so the next time they may be there: it is no difference between two runs.
+    """
+    found = enumerate(zip(tensors, before, strict=True))
+    return {(n, name) for n, (v, known) in found for name in vars(v) if vars(v)[name] is None and name not in known}
 
 
 def with_tensors(

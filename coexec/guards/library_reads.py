@@ -29,11 +29,12 @@ import tensorflow as tf
 import wrapt
 
 from coexec.base.tuning import tuning
-from tracer import intercept, memory, warning_filters
+from tracer import intercept, memory
 from tracer.effects import Contents, is_programs
 from tracer.keras_packages import LOSSES, classes
 from tracer.op import same
 from tracer.private import EagerTensor, keras_tracking
+from tracer.warning_filters import Silence
 
 _SCALARS = (int, float, complex, bool, str, bytes, type(None))
 _NEVER = object()  # stands for what cannot be compared later: equal to nothing
@@ -108,14 +109,14 @@ class LibraryReads:
     """What one call's Python may have read; `hold()` checks that it is unchanged."""
 
     def __init__(self, roots: list[Any], ran: Iterable[tuple[types.CodeType, dict[str, Any]]],
-                 contents: Contents, filters: int | None = None) -> None:  # fmt: skip
+                 contents: Contents, silence: Silence | None = None) -> None:  # fmt: skip
         """`ran`: the code that ran, with its globals; `contents`: the objects reachable from the roots.
 
-        `filters`: of a call with warnings, the version of the filters by which they were not shown.
+        `silence`: of a call that warns, what has kept that from being shown.
 
         Does not keep the roots alive.
         """
-        self.filters = filters
+        self.silence = silence
         self._entries: list[_Entry] = []
         self._dead: list[Any] = []  # references to objects that have been freed
         if memory.KNOWN:
@@ -139,7 +140,7 @@ class LibraryReads:
 
     def hold(self) -> bool:
         """Returns whether everything is unchanged."""
-        if self._dead or (self.filters is not None and self.filters != warning_filters.version()):
+        if self._dead or (self.silence is not None and not self.silence.holds()):
             return False
         # The addresses of the second read are valid only if the first one agrees.
         if _memory[self._heads].tobytes() == self._head_words and (
@@ -223,6 +224,8 @@ class LibraryReads:
             elif kind is np.ndarray:
                 if holder.nbytes <= tuning.max_watched_bytes and holder.dtype != object:
                     self._add("array", holder)
+            elif kind is EagerTensor:
+                self._add("marks", holder)
             elif kind is types.MethodType:
                 ahead.extend((holder.__func__, holder.__self__))
             elif issubclass(kind, functools.partial):
@@ -434,6 +437,7 @@ _PLACES: dict[str, Callable[[Any], tuple[list[int], list[int]]]] = {
     "partial": lambda holder: (memory.partial_places(holder), []),
     "class": lambda holder: (memory.class_places(holder), []),
     "losses": _losses_places,
+    "marks": lambda holder: (memory.dict_places(vars(holder)), []),
     "arguments": lambda holder: ([], memory.dict_places(_arguments_in(holder)[1])),
 }
 
@@ -457,6 +461,7 @@ _VALUES: dict[str, Callable[[Any, Any], list[Any] | None]] = {
     "array": lambda holder, _: None,
     "class": lambda holder, _: None,
     "losses": lambda holder, _: list(holder.get(LOSSES) or ()),
+    "marks": lambda holder, _: [part for item in vars(holder).items() if item[1] is not None for part in item],
     "arguments": lambda holder, _: _entries(_arguments_in(holder)[1]),
 }
 

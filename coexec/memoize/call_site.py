@@ -525,6 +525,8 @@ class CallSites:
             (call_context() or {}).update(region.context)  # not None: it is part of the key
         if region.notes:
             run.add_notes(region.notes)
+        for number, name in region.emptied:
+            vars(arguments.given[number]).setdefault(name)
         if watchers:
             notify_watchers(_alive(region.accessed))
         if region.gives_nothing and not (region.recorded or region.end.pause or function is gradient):

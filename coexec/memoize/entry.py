@@ -69,6 +69,7 @@ class Region(Watcher):
         self.own: list[Any] = []  # its own tensors that may be differentiated
         self.effects: list[tuple[Effect, Any]] = []  # what it changes of earlier state, with the forms of the values
         self.marks: list[tuple[int, dict[str, Any]]] = []  # the forms of what it leaves noted on arguments, if changed
+        self.emptied: set[tuple[int, str]] = set()  # what it notes on arguments as None where there was nothing
         self.context: dict[str, Any] = {}  # what its layers set in Keras' call context for later ones
         self.notes: dict[Step, Any] = {}  # Keras' additions to errors, where they differ from the steps'
         self.result: Any = None  # the form of its result

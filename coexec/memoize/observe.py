@@ -11,7 +11,7 @@ from coexec.base.tuning import tuning
 from coexec.follow.backward import FunctionRecord, LibraryEntry
 from coexec.follow.follower import Follower
 from coexec.follow.unwatched import Unwatched
-from coexec.guards.call_key import CallArguments, CannotMemoize, CannotMemoizeForLong, marks_changed, marks_of
+from coexec.guards.call_key import CallArguments, CannotMemoize, CannotMemoizeForLong, marks_changed, marks_emptied
 from coexec.guards.library_reads import LibraryReads
 from coexec.guards.purity import Contents, PurityProof, containers_in, is_shared
 from coexec.guards.state import LOOKED_AT
@@ -132,7 +132,7 @@ class Observation:
         self._context = dict(call_context() or {})
         if self._gradient and isinstance(around, BackwardCalls):
             self._heard = around.heard = HeardCalls(run, effects.averted, self._entries)
-        self._marks = list(map(marks_of, arguments.given))
+        self._marks = [dict(vars(tensor)) for tensor in arguments.given]
         began, result = False, _NONE
         try:
             cut = None if self._heard is not None else functools.partial(effects.refuse, _CUT)
@@ -226,6 +226,8 @@ class Observation:
             reason = "it works on tapes itself"
         if reason is None:
             try:
+                if effects.silence is not None and cursor.step.dynamic:
+                    raise CannotMemoizeForLong("what it warns of may depend on sizes, which differ between calls")
                 own = effects.held
                 if _holds_any(result, effects.contents):
                     raise CannotMemoize("its result holds a container that an object holds, too")
@@ -251,9 +253,9 @@ class Observation:
             if self._lightly:  # nothing is known of the code that it ran, if it disagreed
                 region.reads = self._reads if region.confirmed > self._before else None
             elif region.confirmed > 1 or region.state_guards is None:
-                region.reads = LibraryReads(effects.roots, effects.ran.values(), effects.contents, effects.filters)
+                region.reads = LibraryReads(effects.roots, effects.ran.values(), effects.contents, effects.silence)
                 # What was warned of is known by the line that issued it, which may be another at other places.
-                if region.alike is not None and region.state_guards is None and effects.filters is None:
+                if region.alike is not None and region.state_guards is None and effects.silence is None:
                     self._known.see(region.alike, region)
             else:
                 region.reads = None
@@ -373,6 +375,7 @@ class Observation:
             accessed=list(map(weakref.ref, self._accessed)),
             seeds=used_seeds,
         )
+        region.emptied |= marks_emptied(arguments.given, self._marks)
         interior = interior if self._recorded else []
         region.interior = sorted({*region.interior, *interior}) if agreed else interior
         if before == 0 and self._watched is not None:

@@ -81,6 +81,7 @@ def relocate(source: Region, region: Region, run: Follower, arguments: CallArgum
         accessed=list(source.accessed),
     )  # fmt: skip
     region.interior = [number + shift for number in source.interior]
+    region.emptied = set(source.emptied)
     region.confirmed = 2  # as `source` is
     region.reads, region.state_guards, region.reached = source.reads, source.state_guards, list(source.reached)
     if source.state_guards is not None:
@@ -94,7 +95,7 @@ def _can_move(region: Region, steps: list[Step]) -> bool:
     """Returns whether a region is of a kind that can be copied."""
     if region.confirmed < 2 or region.read or region.calls or region.effects or region.seeds[0]:
         return False
-    if region.reads is not None and region.reads.filters is not None:  # see `warning_filters`: there by its place
+    if region.reads is not None and region.reads.silence is not None:  # see `warning_filters`: there by its place
         return False
     return not any(
         step.variant is None or step.node is None or step.node.callee is not None or step.assertion is not None
