@@ -56,7 +56,7 @@ class StateGuards:
         self.functions: dict[int, dict[int, Any]] = {}  # the program's, by id of their code and their own id
         self._allowed = allowed  # whether other functions may be called
         self._unwanted: dict[int, str] = {}  # other functions, by id of their code: they must not have been called
-        self._writer = CheckWriter(failure="False", M=_MISSING, same=same)
+        self._writer = CheckWriter(failure="False", M=_MISSING, is_array=_is_array, ndarray=np.ndarray, same=same)
         self._names: dict[int, str] = {}  # of objects and containers, by id
         self._kept: list[Any] = []  # keeps objects alive until `finish`
         # The program's objects, with the names looked up, and the optional names looked up.
@@ -268,6 +268,8 @@ class StateGuards:
         elif is_number(value):
             constant = self._writer.constant(value)
             self._line(f"{place} is {constant} or same({place}, {constant})")
+        elif kind is np.ndarray and value.nbytes <= tuning.max_compared_bytes and value.dtype.kind in "biufc":
+            self._line(f"type({place}) is ndarray and is_array({place}, *{self._writer.constant(_frozen(value))})")
         elif kind is range:
             bounds = self._writer.constant((value.start, value.stop, value.step))  # equal ranges may differ in these
             self._line(f"type({place}) is range and ({place}.start, {place}.stop, {place}.step) == {bounds}")
@@ -488,6 +490,17 @@ _MANAGER = contextlib.contextmanager(lambda: None).__code__  # type: ignore[arg-
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "exception": 40, "critical": 50, "log": 50}
 _ASKING = (("getattr",), ("hasattr",))
 _DESCRIBED = (types.FunctionType, EagerTensor)
+
+
+def _frozen(array: Any) -> tuple[Any, Any, bytes]:
+    return array.dtype, array.shape, array.tobytes()
+
+
+def _is_array(array: Any, dtype: Any, shape: Any, content: bytes) -> bool:
+    """Returns whether an array has this dtype, shape and content."""
+    return bool(array.shape == shape and array.dtype == dtype and array.tobytes() == content)
+
+
 # Of what consists of tensors: these, on which all else depends.
 _PARTS = {
     tf.SparseTensor: ("indices", "values", "dense_shape"), tf.IndexedSlices: ("values", "indices", "dense_shape"),

@@ -254,7 +254,6 @@ class Observation:
                 region.reads = self._reads if region.confirmed > self._before else None
             elif region.confirmed > 1 or region.state_guards is None:
                 region.reads = LibraryReads(effects.roots, effects.ran.values(), effects.contents, effects.silence)
-                # What was warned of is known by the line that issued it, which may be another at other places.
                 if region.alike is not None and region.state_guards is None and effects.silence is None:
                     self._known.see(region.alike, region)
             else:
@@ -543,9 +542,15 @@ class Observation:
         known = self._sources.get(id(value))
         if known is not None:
             return known
-        if id(value) in self._run.cursor.numbers and small(array := array_in(value)):
-            return "number", (spec_of(value), Const(array))  # converted anew on every call
-        return "same", value
+        anew = id(value) in self._run.cursor.numbers or id(value) in self._recorded_constants
+        if not (anew and small(array_in(value))):
+            return "same", value
+        return "number", (spec_of(value), Const(array_in(value)))
+
+    @functools.cached_property
+    def _recorded_constants(self) -> set[int]:
+        """The ids of tensors that a gradient's tape has for constants; these may depend on sizes on a dynamic path."""
+        return {id(unwrap(v)) for entry in self._entries if not self._region.start.dynamic for v in entry.constants()}
 
     def _sized(self, feed: tuple[str, Any], spec: Spec) -> tuple[str, Any]:
         """Returns the source of a feed, by sizes if it is a number that follows from them."""

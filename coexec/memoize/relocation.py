@@ -95,7 +95,8 @@ def _can_move(region: Region, steps: list[Step]) -> bool:
     """Returns whether a region is of a kind that can be copied."""
     if region.confirmed < 2 or region.read or region.calls or region.effects or region.seeds[0]:
         return False
-    if region.reads is not None and region.reads.silence is not None:  # see `warning_filters`: there by its place
+    # What has been warned of is known by the line that issued it, which may be another at other places.
+    if region.reads is not None and region.reads.silence is not None:
         return False
     return not any(
         step.variant is None or step.node is None or step.node.callee is not None or step.assertion is not None

@@ -10,8 +10,9 @@ import pytest
 import tensorflow as tf
 
 import coexec
+from coexec import testing
 from tests.coexec.guards.test_purity import CALLS, Layer, batch, compare, outcomes
-from tests.snapshots import assert_same
+from tests.snapshots import assert_same, snapshot
 
 rate = 2.0
 seen: list = []
@@ -578,3 +579,72 @@ def test_a_sparse_matrix_that_changes():
             layer.matrix._values = layer.matrix.values * 2.0
 
     compare(make, change, regions=6)
+
+
+class Masked(keras.layers.Layer):
+    """Attention with a mask that is an array of NumPy, as models that were written for PyTorch have it."""
+
+    def __init__(self, size=16):
+        super().__init__()
+        self.query = keras.layers.Dense(4, kernel_initializer="ones")
+        self.mask = np.tril(np.ones((size, size), np.float32))
+
+    def call(self, x):
+        count = x.shape[0]
+        scores = tf.matmul(self.query(x), x, transpose_b=True)
+        return tf.nn.softmax(tf.where(self.mask[:count, :count] == 0, float("-inf"), scores)) @ x
+
+
+@pytest.mark.parametrize("size", [4, 16, 80])
+@pytest.mark.parametrize("gradient", [False, True])
+def test_an_array_that_a_layer_looks_at(gradient, size):
+    """It is changed in place, replaced by an equal one, and by another."""
+
+    def make():
+        layer = Masked(size)
+        layer(batch(0))
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = tf.reduce_sum(layer(x) ** 2)
+            return (loss, tape.gradient(loss, [x, layer.query.kernel])) if gradient else loss
+
+        return step, layer
+
+    def change(layer, i):
+        if i == 7:
+            layer.mask[0, 1] = 1.0
+        if i == 9:
+            layer.mask = layer.mask.copy()
+        if i == 11:
+            layer.mask = np.ones_like(layer.mask)
+        if i == 13:
+            layer.mask = layer.mask.astype(np.int64)
+
+    compare(make, change, regions=8 if gradient else 4)
+
+
+def test_labels_that_recur_are_data():
+    """As constants, each mixture of labels that were seen and others would be another way."""
+    labels = (np.random.default_rng(0).random((40, 8, 9)) < 0.1).astype(np.float32)
+    weight = tf.Variable(np.full((4, 4), 0.1, np.float32))
+
+    def step(x, given):
+        with tf.GradientTape() as tape:
+            loss = 0.0
+            for t in range(8):
+                x = tf.tanh(x @ weight)
+                loss += tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(given[:, t], x[:, 0]))
+        return loss, tape.gradient(loss, weight)
+
+    followed = coexec.function(step)
+    with testing.always_follow():
+        for i in range(40):
+            x = tf.constant(np.random.default_rng(i).normal(size=(8, 4)), tf.float32)
+            wanted, found = snapshot(step(x, labels[i])), snapshot(followed(x, labels[i]))
+            assert_same(wanted, found, rtol=1e-4, atol=1e-5, path=f"call {i}: ")
+    stats = followed.stats()
+    assert stats.followed == 39
+    assert stats.compiles <= 3
+    assert stats.regions >= 25
