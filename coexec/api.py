@@ -126,7 +126,7 @@ def pure(function: Callable[..., Any]) -> Any:
     Purity is verified, not assumed: the source of the function, and of all your code that it calls, may bind only local
     names, and call only pure functions of TensorFlow and Python, Keras layers, and other such helpers. The numbers,
     objects, globals and attributes that it reads are guarded before each use; if a guard fails, its Python runs. If it
-    reads something that cannot be guarded (arrays, slots, objects with computed attributes), it stays an ordinary
+    reads something that cannot be guarded (large arrays, slots, objects with computed attributes), it stays an ordinary
     function, and `explain()` says so. Outside co-executed functions it is always an ordinary function.
 
         @coexec.pure
