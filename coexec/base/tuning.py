@@ -172,7 +172,7 @@ class Tuning:
     watched_depth: int = 8  # levels of containers that are read as a whole
     watched_array: int = 64  # numbers in an array that are compared on every call
     # Bytes of an array that code of the program's in a memoized call looks at, such as a mask: compared on every call,
-    # which takes 0.5 us for 4 KiB, and 3 for 32.
+    # which takes 0.4 us for 4 KiB, and 2 for 32.
     max_compared_bytes: int = 1 << 15
 
     # Compilation (`launch/executor`, `launch/backend_race`, `compile`). An eager operation takes 6-10 us; a launch of a

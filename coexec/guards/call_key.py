@@ -180,7 +180,7 @@ def is_short(value: Any) -> bool:
     """Returns whether this is an array of a few whole numbers, such as a shape; floats are data.
 
     (Labels that are 0.0 or 1.0, at each of eight steps in a loop, were known at some and not at others, and each
-    mixture was another way for all that follows: 0.8 of eager's time, and 0.25 as data.)
+    mixture was another way for all that follows: 0.8 of eager's time, and 0.2 as data.)
     """
     return type(value) is np.ndarray and value.size <= MAX_SHAPE and value.dtype.kind in "biu"
 
