@@ -22,7 +22,7 @@ from tracer.private import (
     types_pb2,
     variable_accessed,
 )
-from tracer.slow_path import is_issued_by_name
+from tracer.slow_path import is_issued_by_name, is_read_in_c
 from tracer.spec import FOLDED, INTEGERS, RESOURCE, Spec, intern_spec
 
 PLAIN = (int, float, bool, complex, str, bytes, type(None), np.generic, np.ndarray)
@@ -173,7 +173,7 @@ def _tensor(signature: Signature, i: int, args: tuple[Any, ...], value: Any) -> 
     An attribute's default dtype is a preference: tensors are cast to it, and Python numbers converted if that is
     lossless.
     """
-    if type(getattr(value, "_handle", None)) is EagerTensor and is_resource_variable(value):
+    if is_read_in_c(value):
         if getattr(value, "_cached_value", None) is None:
             return tf.convert_to_tensor(value)
         variable_accessed(value)  # C++ reads it past what a caching device holds
@@ -203,7 +203,7 @@ def _tensors(signature: Signature, i: int, args: tuple[Any, ...], values: Any) -
     for value in values:
         if _is_settled(value):
             made.append(value)
-        elif enum is None or (is_resource_variable(value) and type(getattr(value, "_handle", None)) is EagerTensor):
+        elif enum is None or is_read_in_c(value):
             made.append(_tensor(signature, i, args, value))
         else:
             made.append(tf.convert_to_tensor(value, dtype=enum))

@@ -38,7 +38,12 @@ def is_issued_by_name(signature: Signature, args: tuple[Any, ...]) -> bool:
 def _is_taken(value: Any) -> bool:
     if issubclass(type(value), _TAKEN):
         return True
-    return is_resource_variable(value) and type(getattr(value, "_handle", None)) is EagerTensor
+    return is_read_in_c(value)
+
+
+def is_read_in_c(value: Any) -> bool:
+    """Returns whether this is a variable that TensorFlow's C++ code reads itself; Keras' are not."""
+    return type(getattr(value, "_handle", None)) is EagerTensor and is_resource_variable(value)
 
 
 def _is_list_taken(values: Any) -> bool:

@@ -1,9 +1,11 @@
 """Warning filters: whether a warning that was not shown when a library issued it would not be shown now either.
 
 With most filters Python shows a warning once for each text and place, until the filters are changed, and then once
-more. So a call whose warnings were not shown has no effect by them as long as the filters stay.
+more. So a call whose warnings were not shown has no effect by them as long as the filters, and Python's notes of what
+it has shown, stay.
 
-Relies on `warnings`: it shows all warnings through `_showwarnmsg`, and calls `_filters_mutated` where filters change.
+Relies on `warnings`: it shows all warnings through `_showwarnmsg`, calls `_filters_mutated` where filters change, and
+keeps its notes in `__warningregistry__` of the module from which a warning comes.
 """
 
 from __future__ import annotations
