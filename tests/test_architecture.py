@@ -27,7 +27,7 @@ TRACER = [
     ["op", "literals", "source"],
     ["lazy"],
     ["host_ops"],
-    ["slow_path"],
+    ["slow_path", "single_kernels"],
     ["inputs", "twin"],
     ["intercept", "warning_filters"],
     ["effects"],

@@ -34,12 +34,11 @@ from tracer.inputs import Unsupported, aligned_copy, handles_in, is_large, pytho
 from tracer.lazy import LazyTensor, has_lazy, unwrap
 from tracer.op import FINALIZERS, Const, Signature, array_in, complete_attrs, signature_of
 from tracer.private import EagerTensor, FuncRegistry, constant_op, context, core, ops, pywrap_tfe, record
+from tracer.single_kernels import execute, fast_execute, fast_execute_alone
 from tracer.slow_path import is_issued_by_name, named
 from tracer.spec import Spec, first_handle
 from tracer.versions import present
 
-fast_execute = pywrap_tfe.TFE_Py_FastPathExecute
-execute = pywrap_tfe.TFE_Py_Execute
 _execute_cancelable = pywrap_tfe.TFE_Py_ExecuteCancelable
 _convert_to_eager_tensor = constant_op.convert_to_eager_tensor
 _tensor_shape_slice = pywrap_tfe.TFE_Py_TensorShapeSlice
@@ -241,34 +240,41 @@ def _settled_execute(device: Any, op: Any, inputs: Any, attrs: Any, outputs: int
 
 
 @passes
-def run_execute(device: Any, op: Any, inputs: Any, attrs: Any, outputs: int, cancel: Any = None) -> Any:
+def run_execute(
+    device: Any, op: Any, inputs: Any, attrs: Any, outputs: int, cancel: Any = None, run: Any = execute
+) -> Any:
     """Runs an operation or function now, past the hooks, with lazy inputs replaced by their values."""
-    handle = context.context()._handle
-    tensors = unwrap(list(inputs))
+    handle, tensors = context.context()._handle, unwrap(list(inputs))
     if cancel is None:
-        return execute(handle, device, op, tensors, attrs, outputs)
+        return run(handle, device, op, tensors, attrs, outputs)
     return _execute_cancelable(handle, device, op, tensors, attrs, cancel, outputs)
 
 
 @passes
-def run_fast(op: str, name: Any, args: tuple[Any, ...]) -> Any:
+def run_fast(op: str, name: Any, args: tuple[Any, ...], run: Any = fast_execute) -> Any:
     """Runs an operation now, past the hooks, and records it on the tapes with the lazy tensors it was given.
 
     TensorFlow would record their eager tensors, which no tape watches.
     """
     ctx = context.context()
     if not has_lazy(args):
-        return fast_execute(ctx, op, name, *args)
+        return run(ctx, op, name, *args)
     if tape_is_empty():
-        return fast_execute(ctx, op, name, *unwrap(args))
+        return run(ctx, op, name, *unwrap(args))
     signature = signature_of(op)
     assert signature is not None
     given, args = args, settle(signature, args)  # so that tapes see variable reads
     # An `EagerPyFunc` checks whether anything is recording, so recording must not be stopped.
     with contextlib.nullcontext() if op == "EagerPyFunc" else record.stop_recording():
-        result = run_settled(op, name, args, given, lambda *_: fast_execute(ctx, op, name, *unwrap(args)))
+        result = run_settled(op, name, args, given, lambda *_: run(ctx, op, name, *unwrap(args)))
     _record_after(op, args, result)
     return result
+
+
+@passes
+def run_fast_alone(op: str, name: Any, args: tuple[Any, ...]) -> Any:
+    """Does what `run_fast` does, as a kernel alone where that makes no difference; see `single_kernels`."""
+    return run_fast(op, name, args, fast_execute_alone)
 
 
 @passes
@@ -513,8 +519,8 @@ def _shape_slice(tensors: Any, dimension: int) -> Any:
 
 
 _HOOKS: list[tuple[Any, str, Any, Any]] = [
-    (pywrap_tfe, "TFE_Py_FastPathExecute", fast_execute, _fast_path),
-    (pywrap_tfe, "TFE_Py_Execute", execute, _execute_hook),
+    (pywrap_tfe, "TFE_Py_FastPathExecute", pywrap_tfe.TFE_Py_FastPathExecute, _fast_path),
+    (pywrap_tfe, "TFE_Py_Execute", pywrap_tfe.TFE_Py_Execute, _execute_hook),
     (pywrap_tfe, "TFE_Py_ExecuteCancelable", _execute_cancelable, _execute_cancelable_hook),
     (pywrap_tfe, "TFE_Py_RecordGradient", record_gradient, _record_gradient_hook),
     (pywrap_tfe, "TFE_Py_TensorShapeSlice", _tensor_shape_slice, _shape_slice),

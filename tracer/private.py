@@ -39,6 +39,8 @@ first when it changes. What they do not have in common stands in `versions`.
 * `Graph._distribution_strategy_stack`: the strategies in scope.
 * `Context._initialized`, `Context._context_devices`: whether TensorFlow has discovered its devices, as it does for its
   first operation, and which.
+* `kernels.get_registered_kernels_for_op`: the kernels of an operation; oneDNN's have its name behind `_Mkl`.
+* `TFE_ContextSetRunEagerOpAsFunction`: a switch of the context, whose pointer is in the capsule `Context._handle`.
 * `Context.get_compiler_ir`: XLA's program for a registered function, given arguments, by stage.
 * `is_op_determinism_enabled`: whether runs must be bitwise reproducible.
 * `pywrap_tf_session`: TensorFlow reads `TF_XLA_FLAGS` once, when one of those flags is first queried.
@@ -61,10 +63,11 @@ first when it changes. What they do not have in common stands in `versions`.
 
 import contextlib
 import ctypes
+import functools
 import inspect
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -88,6 +91,7 @@ from tensorflow.python.framework import (
     constant_op,
     cpp_shape_inference_pb2,
     func_graph,
+    kernels,
     op_def_library,
     op_def_registry,
     ops,
@@ -115,16 +119,61 @@ binary_assert = check_ops._binary_assert
 plain_assert = inspect.unwrap(control_flow_assert.Assert)
 
 __all__ = [
-    "AtomicFunction", "CompositeTensor", "EagerTensor", "FuncRegistry", "GradientRegistry", "InterpolateRuntimeError",
-    "KerasFunctional", "KerasNode", "KerasVariable", "ResourceVariable", "Trackable", "UnreadVariable",
-    "binary_assert", "code_inside", "compiler_ir_of", "config_pb2", "constant_op", "context", "core",
-    "cpp_shape_inference_pb2", "custom_objects", "func_graph", "function_pb2", "functions_of_dataset",
+    "AtomicFunction",
+    "CompositeTensor",
+    "EagerTensor",
+    "FuncRegistry",
+    "GradientRegistry",
+    "InterpolateRuntimeError",
+    "KerasFunctional",
+    "KerasNode",
+    "KerasVariable",
+    "ResourceVariable",
+    "Trackable",
+    "UnreadVariable",
+    "binary_assert",
+    "code_inside",
+    "compiler_ir_of",
+    "config_pb2",
+    "constant_op",
+    "context",
+    "core",
+    "cpp_shape_inference_pb2",
+    "custom_objects",
+    "func_graph",
+    "function_pb2",
+    "functions_of_dataset",
     "gen_resource_variable_ops",
-    "global_state", "gradient_code", "handle_data_util", "inject_argument_info", "is_nested",
-    "is_nested_or_composite", "is_op_determinism_enabled", "is_resource_variable", "keras_config", "keras_losses",
-    "keras_numpy", "keras_tracking", "nest", "nest_util", "node_def_pb2", "op_def_library", "op_def_registry", "ops",
-    "plain_assert", "pywrap_tf_session", "pywrap_tfe", "quiet", "record", "tensor_shape_pb2", "tensor_util",
-    "tf_module", "types_pb2", "variable_accessed",
+    "global_state",
+    "gradient_code",
+    "handle_data_util",
+    "inject_argument_info",
+    "is_nested",
+    "is_nested_or_composite",
+    "is_op_determinism_enabled",
+    "is_resource_variable",
+    "keras_config",
+    "keras_losses",
+    "keras_numpy",
+    "keras_tracking",
+    "kernels_of",
+    "nest",
+    "nest_util",
+    "node_def_pb2",
+    "op_as_function_switch",
+    "op_def_library",
+    "op_def_registry",
+    "ops",
+    "plain_assert",
+    "pywrap_tf_session",
+    "pywrap_tfe",
+    "quiet",
+    "record",
+    "tensor_shape_pb2",
+    "tensor_util",
+    "tf_module",
+    "types_pb2",
+    "variable_accessed",
 ]  # fmt: skip
 
 _FATAL = 3
@@ -193,6 +242,31 @@ def functions_of_dataset(dataset: Any) -> list[Any]:
     """Returns the functions that a dataset and its inputs run for their elements, recursively."""
     found = [wrapper.function for wrapper in dataset._functions()]
     return found + [function for part in dataset._inputs() for function in functions_of_dataset(part)]
+
+
+def op_as_function_switch(ctx: Any) -> tuple[Callable[[], None], Callable[[], None]] | None:
+    """Returns what has an eager context run each operation as a function no longer, and again; None in another build.
+
+    Both are C functions with their arguments: neither a signal nor a deep stack comes between a call and its effect.
+    """
+    try:
+        library = ctypes.CDLL(os.path.join(tf.sysconfig.get_lib(), "libtensorflow_cc.so.2"))
+        switch, status = library.TFE_ContextSetRunEagerOpAsFunction, library.TF_NewStatus
+    except (OSError, AttributeError):
+        return None
+    pointer, name = ctypes.pythonapi.PyCapsule_GetPointer, ctypes.pythonapi.PyCapsule_GetName
+    status.restype = pointer.restype = ctypes.c_void_p
+    name.restype = ctypes.c_char_p
+    switch.restype = None
+    capsule = ctypes.py_object(ctx._handle)
+    where, ok = ctypes.c_void_p(pointer(capsule, ctypes.c_char_p(name(capsule)))), ctypes.c_void_p(status())
+    off, on = (functools.partial(switch, where, ctypes.c_ubyte(value), ok) for value in (0, 1))
+    return off, on
+
+
+def kernels_of(op: str) -> list[Any]:
+    """Returns the definitions of the kernels that are registered for an operation."""
+    return list(kernels.get_registered_kernels_for_op(op).kernel)
 
 
 def compiler_ir_of(ctx: Any, name: str, given: list[Any], stage: str) -> str:

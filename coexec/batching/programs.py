@@ -21,8 +21,9 @@ from coexec.batching.kinds import OpKind
 from coexec.batching.rules import CONSTANT
 from coexec.compile import inline_call
 from coexec.compile.inline_call import InlineCall
-from tracer.intercept import execute, handling
+from tracer.intercept import handling
 from tracer.private import config_pb2, context
+from tracer.single_kernels import execute_function
 from tracer.spec import Spec
 
 
@@ -198,10 +199,12 @@ class _Traced:
     def __call__(self, given: Sequence[Any]) -> list[Any]:
         ctx = context.context()
         if self._inline is None or not self._inline.takes_next():
-            return list(execute(ctx._handle, ctx.device_name, self._name, list(given), self._attrs, self._count))
+            return list(
+                execute_function(ctx._handle, ctx.device_name, self._name, list(given), self._attrs, self._count)
+            )
         thread = inline_call.enter()
         try:
             attrs = self._inline.attrs
-            return list(execute(ctx._handle, ctx.device_name, inline_call.OP, list(given), attrs, self._count))
+            return list(execute_function(ctx._handle, ctx.device_name, inline_call.OP, list(given), attrs, self._count))
         finally:
             inline_call.leave(thread)

@@ -27,9 +27,10 @@ from coexec.lowering.reroll.reroll import fold
 from coexec.lowering.xla.philox import words_of
 from tracer import hooks, versions
 from tracer.block import Block
-from tracer.intercept import execute, make_constant
+from tracer.intercept import make_constant
 from tracer.private import config_pb2, context, function_pb2
 from tracer.seeds import Pair
+from tracer.single_kernels import execute_function
 from tracer.spec import RESOURCE, Spec
 
 # By default XLA's minimum and maximum on CPU drop NaNs. The flag is read once, before the first compilation. (A version
@@ -160,7 +161,7 @@ class Executable:
             with xla_code_cache.kept(self.name) as code:  # one by one: the operations between may fail on zeros
                 for name, arguments, count in self.parts:
                     ctx = self._context
-                    execute(ctx._handle, ctx.device_name, name, [made(spec) for spec in arguments], (), count)
+                    execute_function(ctx._handle, ctx.device_name, name, [made(spec) for spec in arguments], (), count)
             self.loaded = code.loaded
 
     def call_inline(self) -> None:
@@ -173,12 +174,12 @@ class Executable:
         ctx, inline = self._context, self._inline
         if inline is None or not inline.takes_next():
             given = ctx._handle, ctx.device_name, self.name, feeds, self._attrs, self.count
-            into.extend(itertools.starmap(execute, (given,)))
+            into.extend(itertools.starmap(execute_function, (given,)))
             return
         given = ctx._handle, ctx.device_name, inline_call.OP, feeds, inline.attrs, self.count
         thread = inline_call.enter()
         try:
-            into.extend(itertools.starmap(execute, (given,)))
+            into.extend(itertools.starmap(execute_function, (given,)))
         finally:
             inline_call.leave(thread)
 
@@ -240,7 +241,9 @@ class Alone:
     def run(self, given: list[Any]) -> list[Any]:
         """Runs it on these tensors; returns its results."""
         attrs = "executor_type", "", "config_proto", _config(self._context)
-        return list(execute(self._context._handle, self._context.device_name, self._name, given, attrs, self._count))
+        return list(
+            execute_function(self._context._handle, self._context.device_name, self._name, given, attrs, self._count)
+        )
 
 
 def _named(functions: list[Any], feeds: tuple[Spec, ...]) -> list[Any]:

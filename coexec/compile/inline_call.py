@@ -21,7 +21,7 @@ import time
 from typing import Any
 
 from coexec.base.tuning import tuning
-from tracer import hooks
+from tracer import hooks, single_kernels
 
 OP = "StatefulPartitionedCall"
 _NAME = f"__wrapped__{OP}_Tin_{{}}_Tout_{{}}_device_{{}}"
@@ -45,6 +45,7 @@ _held: dict[tuple[int, int], _Held] = {}  # by numbers of inputs and outputs
 
 def enter() -> int | None:
     """Marks this thread as launching, after waiting while wrappers are removed; returns the token for `leave`."""
+    single_kernels.begin()
     thread = threading.get_ident()
     if thread in _under_way:  # reentrant: a finalizer launches during another launch
         return None
@@ -59,6 +60,7 @@ def enter() -> int | None:
 
 def leave(thread: int | None) -> None:
     """Marks the launch as over."""
+    single_kernels.end()
     if thread is not None:
         _under_way.discard(thread)
 

@@ -17,8 +17,9 @@ from coexec.launch.rounding import nudged, otherwise_rounded
 from coexec.launch.segment import PendingSegment
 from tracer.inputs import array_of
 from tracer.intercept import handling
-from tracer.private import context, gen_resource_variable_ops, record
+from tracer.private import context, core, gen_resource_variable_ops, record
 from tracer.seeds import Pair, settled
+from tracer.single_kernels import fast_execute, fast_execute_alone, is_available
 from tracer.spec import RESOURCE, Spec
 
 # By how much values may differ, relative to the tensor's scale: half the digits of their type, as compiled code sums in
@@ -129,9 +130,11 @@ def _shaken(
 def _read(handle: Any, enum: int) -> Any:
     """Returns a variable's value, or None if it is uninitialized: a read of a newly created one gives shape [0]."""
     try:
-        value = gen_resource_variable_ops.read_variable_op(handle, enum)
-    except tf.errors.FailedPreconditionError:
-        return None
+        value = _run("ReadVariableOp", handle, "dtype", enum)
+    except core._NotOkStatusException as error:
+        if error.code == tf.errors.FAILED_PRECONDITION:
+            return None
+        raise core._status_to_exception(error) from None
     if value.shape == (0,) and not gen_resource_variable_ops.var_is_initialized_op(handle):
         return None
     return value
@@ -145,10 +148,17 @@ def _contents(handle: Any, enum: int) -> Any:
 
 def _variable(enum: int, shape: tuple[int, ...] | None, value: Any) -> Any:
     """Returns the handle of a new, private variable, uninitialized for a value of None."""
-    handle = gen_resource_variable_ops.var_handle_op(enum, shape, shared_name=context.anonymous_name())
+    name = context.anonymous_name()
+    handle = _run("VarHandleOp", "container", "", "shared_name", name, "dtype", enum, "shape", shape)
     if value is not None:
-        gen_resource_variable_ops.assign_variable_op(handle, value)
+        _run("AssignVariableOp", handle, value, "dtype", enum)
     return handle
+
+
+def _run(op: str, *args: Any) -> Any:
+    """Runs an operation as a kernel alone: those of variables are new for each shape."""
+    run = fast_execute_alone if is_available() else fast_execute
+    return run(context.context(), op, None, *args)
 
 
 def _difference(eager: Any, compiled: Any, shaken: list[Any]) -> str | None:

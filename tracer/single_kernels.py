@@ -1,0 +1,182 @@
+"""Single kernels: runs an operation as a kernel alone, which TensorFlow's eager runtime wraps into a graph function.
+
+That function is instantiated for each new combination of operation, attributes and device, with all passes over graphs:
+0.6 to 0.9 ms on the CPU, where the kernel alone takes 15 us (measured on TensorFlow 2.21). It is most of the time of a
+program's first step. What a call runs once, to record or compare it, is run without: by the same kernel, with the same
+results. (Softmax, for one, is oneDNN's in a function and not alone, and differs in its last bit: it runs as ever.)
+
+TensorFlow has one switch for the process, so it is off only while one operation runs, and nothing else is under way:
+an operation on another thread, or issued by Python code inside of this one, switches it on again. Operations that draw
+from the state of their kernel would else begin anew, as kernels of both kinds are cached apart. If an operation fails,
+which must have changed nothing, it is run as always, for TensorFlow's own message.
+
+Relies on `TFE_ContextSetRunEagerOpAsFunction(context, on, status)` of TensorFlow's library, on the kernel cache being
+keyed by the switch, and on the switch being read before the kernel runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any
+
+from tracer import hooks
+from tracer.faults import passes
+from tracer.op import plain_name, signature_of
+from tracer.private import context, core, kernels_of, op_as_function_switch, pywrap_tfe
+from tracer.variable_ops import OPTIMIZER_OPS
+
+_fast_execute = pywrap_tfe.TFE_Py_FastPathExecute
+_execute = execute_function = pywrap_tfe.TFE_Py_Execute  # for functions, the switch makes no difference
+
+_off: Any = None  # what has the switch off, and on, for the context with this handle
+_on: Any = None
+_context: Any = None
+
+_under_way: list[None] = []  # one for each operation under way that needs the switch on
+_owner: list[int] = []  # the thread that has it off
+_lock: threading.Lock  # held by that thread
+
+
+def _begin() -> None:
+    """Sets the initial state, also in a forked child, which has none of the other threads."""
+    global _lock
+    _lock = threading.Lock()
+    _under_way.clear()
+    if _owner:
+        _owner.clear()
+        _on()
+
+
+_ANONYMOUS = "shared_name", context.anonymous_name()  # attributes of a variable's handle: a new one each time
+
+# Operations for which oneDNN has kernels: some are replaced by those before the switch matters, and some, of which
+# these only move values, in functions alone.
+_REPLACED_BEFORE = frozenset(
+    {"AvgPool", "AvgPool3D", "AvgPool3DGrad", "AvgPoolGrad", "BatchMatMul", "BatchMatMulV2", "Conv2D",
+     "Conv2DBackpropFilter", "Conv2DBackpropInput", "Conv3D", "Conv3DBackpropFilterV2", "Conv3DBackpropInputV2",
+     "DepthwiseConv2dNative", "DepthwiseConv2dNativeBackpropFilter", "DepthwiseConv2dNativeBackpropInput", "Einsum",
+     "FusedBatchNorm", "FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3", "FusedBatchNormV2",
+     "FusedBatchNormV3", "MatMul"}
+)  # fmt: skip
+_MOVING = frozenset({"Concat", "ConcatV2", "ConjugateTranspose", "Transpose"})
+
+# Those that change nothing if they fail. (A scatter may have written some of its rows.)
+_WHOLE = OPTIMIZER_OPS | {
+    "AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp", "ReadVariableOp", "VarIsInitializedOp",
+}  # fmt: skip
+
+
+@functools.cache
+def _is_alike(op: str) -> bool:
+    """Returns whether an operation does the same either way: by one kernel, which has no state and runs no function."""
+    signature = signature_of(op)
+    if signature is None or any(attr.type in ("func", "list(func)") for attr in signature.definition.attr):
+        return False
+    if op not in _REPLACED_BEFORE | _MOVING and any(kernels_of(prefix + op) for prefix in ("_Mkl", "_MklNative")):
+        return False
+    return op in _WHOLE or not signature.stateful
+
+
+def is_available() -> bool:
+    """Returns whether operations may run so now: by the caller, on the only device, a CPU."""
+    ctx = context.context()
+    if not ctx._initialized or len(ctx._context_devices) != 1 or ctx.is_async():
+        return False
+    if ctx._handle is not _context:
+        _take(ctx)
+    return _off is not None
+
+
+def _take(ctx: Any) -> None:
+    """Takes the switch of a context, of which there is one at a time."""
+    global _context, _off, _on
+    _off, _on = op_as_function_switch(ctx) or (None, None)
+    _context = ctx._handle
+
+
+def fast_execute_alone(ctx: Any, op: str, name: Any, *args: Any) -> Any:
+    """Does what `TFE_Py_FastPathExecute` does, without a function where that makes no difference."""
+    if (op == "VarHandleOp" and args[2:4] == _ANONYMOUS) or _is_alike(op):
+        return _alone(_fast_execute, ctx, op, name, *args)
+    return _beside(_fast_execute, ctx, op, name, *args)
+
+
+def execute_alone(handle: Any, device: Any, op: Any, inputs: Any, attrs: Any, outputs: int) -> Any:
+    """Does what `TFE_Py_Execute` does, without a function where that makes no difference."""
+    run = _alone if _is_alike(plain_name(op)) else _beside
+    return run(_execute, handle, device, op, inputs, attrs, outputs)
+
+
+def fast_execute(*given: Any) -> Any:
+    """Does what `TFE_Py_FastPathExecute` does, also while an operation of another thread runs alone."""
+    return _beside(_fast_execute, *given)
+
+
+def execute(*given: Any) -> Any:
+    """Does what `TFE_Py_Execute` does, also while an operation of another thread runs alone."""
+    return _beside(_execute, *given)
+
+
+@passes
+def _alone(run: Any, *given: Any) -> Any:
+    if not _under_way and _lock.acquire(blocking=False):
+        try:
+            if not _under_way and _switched_off():
+                return run(*given)
+        except core._NotOkStatusException:
+            pass  # again, for TensorFlow's own message
+        finally:  # nested, as each may be interrupted once it is done
+            try:
+                if _owner:
+                    _on()
+            finally:
+                try:
+                    _owner.clear()
+                finally:
+                    _lock.release()
+    return _beside(run, *given)
+
+
+def _switched_off() -> bool:
+    """Switches it off for this thread; returns whether it could, which a stack without room prevents."""
+    try:
+        _owner.append(threading.get_ident())
+        _off()
+    except Exception:
+        _owner.clear()
+    return bool(_owner)
+
+
+@passes
+def _beside(run: Any, *given: Any) -> Any:
+    begin()
+    try:
+        return run(*given)
+    finally:
+        end()
+
+
+def begin() -> None:
+    """Has the switch on until `end`: from here on no thread begins to run an operation alone."""
+    _under_way.append(None)
+    try:
+        if not _lock.locked():
+            return
+        if threading.get_ident() in _owner:  # issued by Python code that the operation runs
+            _on()
+        else:
+            with _lock:  # waits for it to end: it only computes, so it does not wait for this thread
+                pass
+    except BaseException:
+        _under_way.pop()
+        raise
+
+
+def end() -> None:
+    """Ends what `begin` began."""
+    _under_way.pop()
+
+
+_begin()
+hooks.at_fork(__name__, "no operation runs alone in the child", in_child=_begin)
