@@ -23,6 +23,13 @@ _CHANGING = frozenset({
     "remove", "reverse", "setdefault", "sort", "update",
 })  # fmt: skip
 
+# Methods of arrays, by the number of positional arguments that they take before `out`, an array that they write to.
+_BEFORE_OUT = {
+    "all": 1, "any": 1, "argmax": 1, "argmin": 1, "choose": 1, "clip": 2, "compress": 2, "cumprod": 2, "cumsum": 2,
+    "dot": 1, "max": 1, "mean": 2, "min": 1, "prod": 2, "ptp": 1, "round": 1, "std": 2, "sum": 2, "take": 2,
+    "trace": 4, "var": 2,
+}  # fmt: skip
+
 _STATEMENTS = (
     ast.Return, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.If, ast.For, ast.While, ast.Pass, ast.Break,
     ast.Continue, ast.Raise, ast.Assert, ast.With, ast.Try, ast.Delete, ast.Import, ast.ImportFrom, ast.FunctionDef,
@@ -51,13 +58,16 @@ class Forms(NamedTuple):
     codes: tuple[CodeType, ...]  # its own code, and that of nested comprehensions and functions
     optional: frozenset[str]  # attributes that may be missing without an error
     called: frozenset[tuple[str, ...]]  # chains whose values it only calls
+    positional: dict[tuple[str, ...], int]  # the most positional arguments with which it calls each chain
     classes: frozenset[tuple[str, ...]]  # chains that it only uses for `isinstance`, `issubclass`
     made: dict[CodeType, tuple[str, ...]]  # nested functions, and comprehensions, with the variables that they share
     ambiguous: frozenset[str]  # attributes of its first argument that it calls, named like methods in `_CHANGING`
+    makers: frozenset[str]  # those of `_MAKERS` that it looks up
 
 
 _known: dict[int, tuple[CodeType, Forms | str]] = {}
 MAX_KNOWN = 2000
+MAX_POSITIONAL = 255
 
 
 def has_source(code: CodeType, namespace: dict[str, Any]) -> bool:
@@ -111,9 +121,12 @@ def _forms(code: CodeType, namespace: dict[str, Any]) -> Forms:
         ):
             raise _refused(node, _SAID.get(type(node), type(node).__name__))
         _look_at_functions(node)
+        if isinstance(node, ast.Call):
+            called_on = "".join(_chain(node.func, set())[:1])
+            _look_at_outputs(node, called_on in imported or isinstance(namespace.get(called_on), ModuleType))
         if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
             if isinstance(node, ast.Attribute) or not _is_own(node.value, own):
-                raise _refused(node, "something is written into what it has not made itself")
+                raise _refused(node, _WRITTEN)
         if isinstance(node, ast.Attribute) and node.attr in _CHANGING and not _is_own(node.value, own):
             root = _chain(node, set())[:1]
             if used.get(id(node)) == "called" and isinstance(node.value, ast.Name) and node.value.id == first:
@@ -145,17 +158,43 @@ def _forms(code: CodeType, namespace: dict[str, Any]) -> Forms:
         raise Refused(f"{code.co_name} looks at private names of its class")
     catches = any(isinstance(node, ast.ExceptHandler) for node in nodes)
     optional = attributes if catches else frozenset(asked)
+    positional: dict[tuple[str, ...], int] = {}
+    for node in nodes:
+        if isinstance(node, ast.Call) and (chain := _chain(node.func, set())):
+            chain = (*imported.get(chain[0], chain[:1]), *chain[1:])
+            positional[chain] = max(positional.get(chain, 0), _positional(node))
     called = frozenset(chain for chain, ways in uses.items() if ways == {"called"})
     classes = frozenset(chain for chain, ways in uses.items() if ways == {"kind"})
     made = {
         each: each.co_freevars for each in codes[1:] if each.co_freevars or each.co_name not in _COMPREHENSIONS
     }  # fmt: skip
-    return Forms(frozenset(chains), attributes, codes, optional, called, classes, made, frozenset(ambiguous))
+    read = frozenset(chains), attributes, codes, optional, called, positional, classes, made
+    return Forms(*read, frozenset(ambiguous), _MAKERS & outside)
 
 
 def not_its_own(method: str) -> str:
     """Returns the reason for which a function is refused that may change something by this method."""
     return f"`.{method}` of what it has not made itself"
+
+
+_WRITTEN = "something is written into what it has not made itself"
+
+
+def _look_at_outputs(node: ast.Call, of_module: bool) -> None:
+    """Refuses calls that are given an array to write to: `np.clip(x, 0, 1, out=x)`, and methods by position.
+
+    For functions of modules, `positional` says it, as their signatures differ.
+    """
+    if any(each.arg == "out" and not isinstance(each.value, ast.Constant) for each in node.keywords):
+        raise _refused(node, _WRITTEN)
+    if isinstance(node.func, ast.Attribute) and not of_module:
+        if _positional(node) > _BEFORE_OUT.get(node.func.attr, MAX_POSITIONAL):
+            raise _refused(node, _WRITTEN)
+
+
+def _positional(node: ast.Call) -> int:
+    """Returns the number of positional arguments, and very many for `*args`."""
+    return MAX_POSITIONAL if any(isinstance(each, ast.Starred) for each in node.args) else len(node.args)
 
 
 def _first_argument(arguments: ast.arguments, nodes: list[ast.AST]) -> str | None:
@@ -255,26 +294,39 @@ def _own(arguments: ast.arguments, nodes: list[ast.AST]) -> set[str]:
     bound.update(node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ExceptHandler)) and node.name)
     displays: set[int] = set()
     for node in nodes:
-        if isinstance(node, (ast.Assign, ast.AnnAssign)) and (
-            isinstance(node.value, _DISPLAYS) or _is_new(node.value, kwarg)
-        ):
-            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                if isinstance(target, ast.Name):
-                    made.add(target.id)
-                    displays.add(id(target))
+        for target, value in _bindings(node):
+            if isinstance(target, ast.Name) and (isinstance(value, _DISPLAYS) or _is_new(value, kwarg)):
+                made.add(target.id)
+                displays.add(id(target))
     for node in nodes:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and id(node) not in displays:
             bound.add(node.id)
     return made - bound
 
 
+def _bindings(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yields the targets of an assignment with their values, one by one for `a, b = [], {}`."""
+    if isinstance(node, ast.AnnAssign) and node.value is not None:
+        yield node.target, node.value
+    for target in node.targets if isinstance(node, ast.Assign) else ():
+        values: Any = node.value  # type: ignore[attr-defined]
+        if isinstance(target, ast.Tuple) and isinstance(values, ast.Tuple):
+            if len(target.elts) == len(values.elts) and not any(isinstance(v, ast.Starred) for v in values.elts):
+                yield from zip(target.elts, values.elts, strict=True)
+        else:
+            yield target, values
+
+
+_MAKERS = frozenset({"list", "dict", "sorted"})  # Python's functions whose results are new containers
 _DISPLAYS = (ast.List, ast.Dict, ast.ListComp, ast.DictComp)
 
 
-def _is_new(node: ast.expr | None, kwarg: ast.arg | None) -> bool:
-    """Returns whether this is `[...] * n` or `kwargs.copy()`."""
+def _is_new(node: ast.expr, kwarg: ast.arg | None) -> bool:
+    """Returns whether this is `[...] * n`, `list(...)`, `dict(...)`, `sorted(...)` or `kwargs.copy()`."""
     if isinstance(node, ast.BinOp):
         return isinstance(node.op, ast.Mult) and isinstance(node.left, _DISPLAYS)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return node.func.id in _MAKERS
     if kwarg is None or not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
     return node.func.attr == "copy" and isinstance(node.func.value, ast.Name) and node.func.value.id == kwarg.arg

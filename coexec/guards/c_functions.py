@@ -15,6 +15,7 @@ import builtins
 import collections
 import functools
 import hashlib
+import inspect
 import itertools
 import math
 import re
@@ -60,10 +61,24 @@ MAKING: frozenset[type] = frozenset({
 # Those that return an array of their own, whatever they are given.
 MAKING_ARRAYS: frozenset[Any] = frozenset({np.zeros, np.empty, np.arange, np.concatenate})
 
-# NumPy functions that compute a new array.
+# NumPy functions that compute a new array, of which some are Python's.
 _NUMPY = frozenset("""
     array asarray zeros empty arange dot concatenate where result_type can_cast promote_types min_scalar_type
-    inner vdot bincount
+    inner vdot bincount ones full eye identity tri indices isscalar
+""".split())  # noqa: SIM905
+
+# Functions that are dispatched by the classes of their arguments, and write to them, to files, call Python, or depend
+# on how NumPy is set to print, and on where arrays are.
+_OTHERWISE = frozenset("""
+    apply_along_axis apply_over_axes array2string array_repr array_str copyto fill_diagonal load loadtxt
+    may_share_memory piecewise place put put_along_axis putmask save savetxt savez savez_compressed shares_memory
+""".split())  # noqa: SIM905
+
+# Methods of arrays that compute new ones.
+_ARRAY_METHODS = frozenset("""
+    all any argmax argmin argpartition argsort astype choose clip compress conj conjugate copy cumprod cumsum diagonal
+    dot flatten item max mean min nonzero prod ptp ravel repeat reshape round searchsorted squeeze std sum swapaxes take
+    tobytes tolist trace transpose var
 """.split())  # noqa: SIM905
 
 # Mutating methods of containers.
@@ -100,18 +115,39 @@ LISTING_ATTRIBUTES: frozenset[Any] = frozenset({builtins.vars})
 
 
 def is_of_numpy(function: Any) -> bool:
-    """Returns whether this is a C function of NumPy that computes something new from its arguments."""
+    """Returns whether this is a function of NumPy that computes something new from its arguments; most are of C."""
     if isinstance(function, np.ufunc):
         return getattr(np, function.__name__, None) is function
-    if type(function).__name__ == "_ArrayFunctionDispatcher":
+    if is_dispatcher(function):
         module = getattr(function, "__module__", None)
-        return module == "numpy" and getattr(function, "__name__", "") not in (
-            "copyto", "put", "place", "putmask", "put_along_axis", "fill_diagonal", "save", "savez", "savetxt",
-        )  # fmt: skip
+        return module in ("numpy", "numpy.linalg", "numpy.fft") and getattr(function, "__name__", "") not in _OTHERWISE
     return (
         getattr(function, "__name__", None) in _NUMPY
         and getattr(np, getattr(function, "__name__", ""), None) is function
     )
+
+
+def is_dispatcher(function: Any) -> bool:
+    """Returns whether this is one of NumPy's functions that is dispatched by the classes of its arguments."""
+    return type(function).__name__ == "_ArrayFunctionDispatcher"
+
+
+def is_method_of_array(function: Any) -> bool:
+    """Returns whether this is a method of an array or scalar of NumPy that computes a new one."""
+    holder = getattr(function, "__self__", None)
+    return isinstance(holder, (np.ndarray, np.generic)) and function.__name__ in _ARRAY_METHODS
+
+
+def takes_before_output(function: Any) -> int | None:
+    """Returns how many positional arguments a function of NumPy takes before an array to write to; None if any."""
+    if isinstance(function, np.ufunc):
+        return function.nin
+    if function is np.dot or function is np.concatenate:
+        return 2
+    if not is_dispatcher(function):
+        return None
+    names = list(inspect.signature(function).parameters)
+    return names.index("out") if "out" in names else None
 
 
 def reads_structure(function: Any) -> bool:

@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable, Container
 from typing import Any
 
+from coexec.guards.c_functions import is_method_of_array, is_of_numpy
 from coexec.guards.pure_calls import BUILTINS, is_computing
 from coexec.guards.state import StateGuards
 from tracer.errors import Refused
@@ -77,9 +78,9 @@ def allowed(function: Any) -> bool:
     if isinstance(function, types.BuiltinFunctionType):
         holder = function.__self__
         if holder is None or type(holder) is types.ModuleType:
-            return function in _BUILTINS or vars(math).get(function.__name__) is function
-        return isinstance(holder, _PLAIN)
-    if is_computing(function):
+            return function in _BUILTINS or vars(math).get(function.__name__) is function or is_of_numpy(function)
+        return isinstance(holder, _PLAIN) or is_method_of_array(function)
+    if is_computing(function) or is_of_numpy(function):
         return True
     behind = inspect.unwrap(function)
     name = getattr(behind, "__module__", None) or ""
@@ -194,12 +195,16 @@ class PurityProof:
             return
         self._noted.add(id(function))
         state_guards = self.state_guards
+        free = function.__code__.co_freevars
+        if hidden := sorted(name for name in forms.makers if name in free or name in function.__globals__):
+            raise Refused(f"{hidden[0]} is not Python's own")
         state_guards.ask(forms.attributes, forms.optional)
         if any(chain[-1] == "get_keras_mask" for chain in forms.chains):
             state_guards.ask({"_keras_mask"})  # of a tensor that is kept somewhere
         state_guards.add_function(function)
         for chain in sorted(forms.chains):
-            state_guards.add_chain(function, chain, chain in forms.called, chain in forms.classes)
+            given = forms.positional.get(chain, 0)
+            state_guards.add_chain(function, chain, chain in forms.called, chain in forms.classes, given)
 
     def _functions_of(self, frame: types.FrameType) -> list[Any]:
         """Returns the functions that may be running."""

@@ -25,6 +25,7 @@ import tensorflow as tf
 import wrapt
 
 from coexec.base.tuning import tuning
+from coexec.guards.c_functions import is_of_numpy, takes_before_output
 from coexec.guards.codegen import CheckWriter
 from coexec.guards.pure_calls import is_number, plain_attribute
 from tracer.effects import is_programs, is_registered
@@ -99,7 +100,9 @@ class StateGuards:
             else:
                 self._check(place, value)
 
-    def add_chain(self, function: Any, chain: tuple[str, ...], called: bool = False, kind: bool = False) -> None:
+    def add_chain(
+        self, function: Any, chain: tuple[str, ...], called: bool = False, kind: bool = False, positional: int = 0
+    ) -> None:
         """Guards a nonlocal name of a function, and a chain of attributes of it.
 
         Args:
@@ -107,6 +110,7 @@ class StateGuards:
           chain: the name, and the attributes; for an imported module, the name begins with `import `.
           called: whether it is only called: then each call is observed.
           kind: whether it is only used for `isinstance`.
+          positional: the most positional arguments with which it is called.
 
         Raises:
           Refused: if it cannot be guarded.
@@ -145,6 +149,8 @@ class StateGuards:
             return  # reading it raises
         if issubclass(type(value), types.ModuleType):
             raise Refused(f"it keeps the module {chain[-1]}")
+        if positional > (takes_before_output(value) or positional):
+            raise Refused(f"{chain[-1]} is given an array to write to")
         builtin = type(value) is types.BuiltinFunctionType and type(value.__self__) is types.ModuleType
         asks = (value is getattr or value is hasattr) and chain in _ASKING  # for literal names
         if asks or (called and builtin) or (kind and isinstance(value, type) and _is_told_by_type(value)):
@@ -293,6 +299,8 @@ class StateGuards:
         elif kind is types.BuiltinFunctionType:
             if not self._allowed(value) or not isinstance(value.__self__, (types.ModuleType, type(None))):
                 raise Refused(f"it may call {value.__qualname__}")
+            self._line(f"{place} is {self._writer.constant(value)}")
+        elif is_of_numpy(value):
             self._line(f"{place} is {self._writer.constant(value)}")
         elif _is_keras(kind) and kind.__module__.startswith(MODULES):
             self._is(place, value)  # writes to it are observed

@@ -37,6 +37,16 @@ def takes(self, x, **options):
     return found
 
 
+def makes(x):
+    """Several bound at once, and what Python's own functions return, are new."""
+    boxes, by_name = [], {}
+    rest = list(x)
+    boxes.append(x)
+    by_name.update(x=x)
+    rest.pop()
+    return boxes, by_name, rest
+
+
 def of(function):
     return forms_of(function.__code__, function.__globals__)
 
@@ -52,6 +62,35 @@ def test_what_it_looks_at_is_named():
 
 def test_dicts_of_keywords_are_its_own():
     assert of(takes).attributes >= {"copy", "pop", "setdefault"}
+
+
+def test_containers_that_it_makes_are_its_own():
+    forms = of(makes)
+    assert forms.makers == {"list"}
+
+
+def swapped(x, own):
+    mine, own = own, []
+    mine.append(x)
+
+
+def spread(x, own):
+    _, *own = [], own
+    own.append(x)
+
+
+def one_of_both(x, own):
+    mine, own = [], own
+    mine = own
+    mine.append(x)
+
+
+def given_to_write(x, own):
+    own.clip(0, 1, own)
+
+
+def named_to_write(x, own):
+    math.clip(x, 0, 1, out=own)
 
 
 def copied(x, own):
@@ -158,6 +197,7 @@ def matches(x, own):
 @pytest.mark.parametrize(
     "function",
     [copied, keywords_rebound, keywords_of_another, times,
+     swapped, spread, one_of_both, given_to_write, named_to_write,
      taken_over, stored, rebound, of_another, attribute, of_a_global, deleted, iterated, bound_by_a_comprehension,
      bound_by_a_loop, walrus, yields, within, imports, inner, sets, matches],
 )  # fmt: skip

@@ -4,6 +4,7 @@ TensorFlow asks the watcher for what a custom gradient's function depends on; a 
 no gradient, without an error.
 """
 
+import gc
 import weakref
 
 import keras
@@ -192,7 +193,10 @@ def test_variables_that_are_replaced(taped):
         for i in range(24):
             if i % 8 == 7:
                 weakref.finalize(cell.weight, gone.append, i)
+                before = weakref.ref(cell.weight)
                 cell.weight = tf.Variable([float(i), 0.5])
+                held = before()
+                assert held is None, [(type(each), repr(each)[:300]) for each in gc.get_referrers(held)]
             found.append((step(tf.constant([0.1, 0.2])), list(gone)))
         return snapshot(found), step
 
