@@ -33,18 +33,17 @@ _off: Any = None  # what has the switch off, and on, for the context with this h
 _on: Any = None
 _context: Any = None
 
-_under_way: list[None] = []  # one for each operation under way that needs the switch on
-_owner: list[int] = []  # the thread that has it off
-_lock: threading.Lock  # held by that thread
+_is_off = False
+_lock: threading.RLock  # held by the thread that has the switch off
+_under_way: set[object] = set()  # a token for each operation under way that needs it on
 
 
 def _begin() -> None:
     """Sets the initial state, also in a forked child, which has none of the other threads."""
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     _under_way.clear()
-    if _owner:
-        _owner.clear()
+    if _is_off:
         _on()
 
 
@@ -118,64 +117,48 @@ def execute(*given: Any) -> Any:
     return _beside(_execute, *given)
 
 
+# A signal handler may run behind each call here, and raise, or issue operations of its own. So what has to be undone is
+# done inside of a `try`, by one call of C that can be repeated, and undone by one; a lock's `with` is safe by itself.
+
+
 @passes
 def _alone(run: Any, *given: Any) -> Any:
-    if not _under_way and _lock.acquire(blocking=False):
-        try:
-            if not _under_way and _switched_off():
-                return run(*given)
-        except core._NotOkStatusException:
-            pass  # again, for TensorFlow's own message
-        finally:  # nested, as each may be interrupted once it is done
+    global _is_off
+    with _lock:
+        if not _under_way and not _is_off:
             try:
-                if _owner:
-                    _on()
+                _is_off = True
+                _off()
+                return run(*given)
+            except core._NotOkStatusException:
+                pass  # again, for TensorFlow's own message
             finally:
-                try:
-                    _owner.clear()
-                finally:
-                    _lock.release()
+                _is_off = False
+                _on()
     return _beside(run, *given)
-
-
-def _switched_off() -> bool:
-    """Switches it off for this thread; returns whether it could, which a stack without room prevents."""
-    try:
-        _owner.append(threading.get_ident())
-        _off()
-    except Exception:
-        _owner.clear()
-    return bool(_owner)
 
 
 @passes
 def _beside(run: Any, *given: Any) -> Any:
-    begin()
+    token = object()
     try:
+        begin(token)
         return run(*given)
     finally:
-        end()
+        _under_way.discard(token)
 
 
-def begin() -> None:
+def begin(token: object) -> None:
     """Has the switch on until `end`: from here on no thread begins to run an operation alone."""
-    _under_way.append(None)
-    try:
-        if not _lock.locked():
-            return
-        if threading.get_ident() in _owner:  # issued by Python code that the operation runs
+    _under_way.add(token)
+    with _lock:  # waits for another thread's to end: it only computes, so it does not wait for this thread
+        if _is_off:  # of this thread: issued by Python code that the operation runs
             _on()
-        else:
-            with _lock:  # waits for it to end: it only computes, so it does not wait for this thread
-                pass
-    except BaseException:
-        _under_way.pop()
-        raise
 
 
-def end() -> None:
+def end(token: object) -> None:
     """Ends what `begin` began."""
-    _under_way.pop()
+    _under_way.discard(token)
 
 
 _begin()

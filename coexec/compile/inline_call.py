@@ -45,7 +45,6 @@ _held: dict[tuple[int, int], _Held] = {}  # by numbers of inputs and outputs
 
 def enter() -> int | None:
     """Marks this thread as launching, after waiting while wrappers are removed; returns the token for `leave`."""
-    single_kernels.begin()
     thread = threading.get_ident()
     if thread in _under_way:  # reentrant: a finalizer launches during another launch
         return None
@@ -55,13 +54,14 @@ def enter() -> int | None:
         with _lock:
             pass
         _under_way.add(thread)
+    single_kernels.begin(thread)
     return thread
 
 
 def leave(thread: int | None) -> None:
     """Marks the launch as over."""
-    single_kernels.end()
     if thread is not None:
+        single_kernels.end(thread)
         _under_way.discard(thread)
 
 

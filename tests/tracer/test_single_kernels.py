@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -133,8 +135,7 @@ def test_errors(number, alone):
 def assert_switched_on():
     """Whether operations run as functions, as TensorFlow's messages show, and none is noted as under way."""
     assert not single_kernels._under_way
-    assert not single_kernels._owner
-    assert not single_kernels._lock.locked()
+    assert not single_kernels._is_off
     with unhooked(), pytest.raises(tf.errors.InvalidArgumentError, match="__wrapped__"):
         tf.matmul(M, M)
 
@@ -263,11 +264,11 @@ def test_one_under_way_keeps_others_from_running_alone(monkeypatch):
     switched = []
     monkeypatch.setattr(single_kernels, "_off", lambda: switched.append(False))
     monkeypatch.setattr(single_kernels, "_on", lambda: switched.append(True))
-    single_kernels._under_way.append(None)
+    single_kernels.begin("test")
     try:
         single_kernels.fast_execute_alone(context.context(), "Neg", None, M)
     finally:
-        single_kernels._under_way.pop()
+        single_kernels.end("test")
     assert not switched
     single_kernels.fast_execute_alone(context.context(), "Neg", None, M)
     assert switched == [False, True]
@@ -313,17 +314,73 @@ def test_a_stack_without_room():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_a_child_begins_anew():
     """A process forked while another thread's operation runs alone has that thread's lock, but not the thread."""
-    single_kernels._lock.acquire()
-    single_kernels._owner.append(1)
-    single_kernels._under_way.append(None)
+    held, over = threading.Event(), threading.Event()
+
+    def hold():
+        with single_kernels._lock:
+            held.set()
+            assert over.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(30)
+    single_kernels._under_way.add("test")
     child = os.fork()
     if child == 0:
-        free = not (single_kernels._lock.locked() or single_kernels._owner or single_kernels._under_way)
-        os._exit(0 if free else 1)
-    single_kernels._under_way.clear()
-    single_kernels._owner.clear()
-    single_kernels._lock.release()
+        os._exit(0 if single_kernels._lock.acquire(blocking=False) and not single_kernels._under_way else 1)
+    over.set()
+    thread.join()
+    single_kernels.end("test")
     assert os.waitpid(child, 0)[1] == 0
+
+
+HANDLERS = """
+import random, signal, sys, threading
+import tensorflow as tf
+import coexec
+
+def raises(*_):
+    raise KeyboardInterrupt
+
+def issues(*_):
+    tf.add(y, y)
+
+x, y = tf.ones([4, 4]), tf.ones([2])
+signal.signal(signal.SIGALRM, {handler})
+random.seed(3)
+came = 0
+for _ in range(150):
+    @coexec.function
+    def step(x):
+        for _ in range(40):
+            x = tf.tanh(x)
+        return x
+
+    try:
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0002, 0.006))
+        try:
+            step(x)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        came += 1
+thread = threading.Thread(target=lambda: print("other", float(tf.reduce_sum(step(x) * 0.0 + 1.0))))
+thread.start()
+thread.join(60)
+try:
+    tf.matmul(tf.ones([2, 3]), tf.ones([2, 3]))
+except tf.errors.InvalidArgumentError as error:
+    print("on" if "__wrapped__" in str(error) else "off", came > 20)
+"""
+
+
+@pytest.mark.parametrize("handler", ["raises", "issues"])
+def test_signal_handlers(handler):
+    """Wherever one comes: no lock is left, nothing waits for itself, and the switch is on."""
+    program = [sys.executable, "-c", HANDLERS.replace("{handler}", handler)]
+    found = subprocess.run(program, capture_output=True, text=True, timeout=300)
+    said = [line for line in found.stdout.splitlines() if line]
+    assert said == ["other 16.0", "on True" if handler == "raises" else "on False"], found.stderr[-2000:]
 
 
 def test_a_first_call_runs_alone(alone):
