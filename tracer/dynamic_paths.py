@@ -22,7 +22,7 @@ from tracer.graph import CONST, LIST, Node, Step, TraceGraph, Variant
 from tracer.inputs import shape_like
 from tracer.lazy import Output
 from tracer.op import Const, array_in, freeze
-from tracer.shape_rules import shape_of
+from tracer.shape_rules import BY_NUMBERS, shape_of
 from tracer.sizes import (
     LEAST,
     UNKNOWN,
@@ -445,7 +445,10 @@ class _Generalised:
         if len(outputs) != 1 or const is not None:
             return False
         shapes = [self._dims_of(item) for part in parts for item in (part if isinstance(part, tuple) else (part,))]
-        axes = parts[-1].value if parts and type(parts[-1]) is Const else None
+        last = parts[-1] if parts else None
+        axes = last.value if type(last) is Const else None
+        if isinstance(last, SizedConst) and node.op in BY_NUMBERS:
+            axes = last.form
         found = shape_of(node.op, node.attrs, shapes, None if axes is None else np.ravel(axes).tolist())
         return found == self._dims_of(outputs[0])
 
