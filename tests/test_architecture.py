@@ -36,7 +36,7 @@ TRACER = [
     ["single_ops"],
     ["answers"],
     ["library"],
-    ["nodedef", "callees"],
+    ["nodedef", "callees", "meetings"],
     ["graph", "rebuild"],
     ["windows"],
     ["trace", "constants", "derive", "block", "sizes", "fed_numbers"],

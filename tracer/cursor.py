@@ -92,7 +92,7 @@ class Cursor:
 
     def __init__(self, graph: TraceGraph) -> None:
         self.graph = graph
-        graph.calls += 1
+        graph.begin_call()
         self.base = next(_runs) << 32
         self.step, self._behind = graph.entry.start_after(), graph.entry  # the latter: what came before the segment
         self.externals: list[Any] = []  # the current segment's feeds
@@ -552,7 +552,7 @@ class Cursor:
             return False
         known = node.joined.get(variant, 0)
         node.joined[variant] = known + 1
-        return known >= MAX_WAYS
+        return known >= MAX_WAYS and self.graph.meetings.cut()
 
     def is_branch(self) -> bool:
         """Returns whether what comes next, if it is not known here, is the first to be new, inside a segment."""

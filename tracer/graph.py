@@ -24,6 +24,7 @@ from tracer.host_ops import is_apart
 from tracer.inputs import shape_like
 from tracer.lazy import Output
 from tracer.location import FREE, Frame, Location
+from tracer.meetings import Meetings
 from tracer.op import Const, copied_attrs, freeze, signature_of
 from tracer.spec import RESOURCE, STRING, VARIANT, Spec, intern_spec, spec_of
 from tracer.variable_ops import READS, ROW_UPDATES, SPARSE_OPTIMIZER_OPS, is_variable_op
@@ -34,13 +35,6 @@ LIST = CONST - 1  # slot of a list input
 MAX_HANDLES = 4096
 
 MAX_SHARED = 4096  # roots of steps behind cuts at which ways meet
-# Lines at which ways meet, from which on segments are cut at each of them at once. Where there is one, its ways are
-# few, and each is compiled as a whole; with two, each way of the one is multiplied by those of the other. (A SimCLR
-# step with two choices for each of two views took 20 calls to learn some of its 16 paths, at 1.2 to 2.5 times eager's.)
-MANY_MEETING = 2
-# Followed calls within which they come there by another way: a program that changes for good, as one that goes on to
-# train more of its layers, or does something every hundredth call, makes no choices.
-MEETING_WITHIN = 12
 
 # An operation that has been seen with more attribute values than this at one location is a host op from then on.
 MAX_ATTRIBUTES = 32
@@ -375,7 +369,7 @@ class TraceGraph:
         self.exits: set[int] = set()
         self.slow: set[Any] = set()  # operations issued through `execute`, with their locations
         self.calls = 0  # followed calls
-        self.meeting: set[Any] = set()  # lines to which calls have come by several ways, with those of their callers
+        self.meetings = Meetings()
         self.shared: dict[Any, Step] = {}  # the roots of the steps behind cuts at which ways meet, by what comes next
         self.callees = Callees()
         self.updates_rows = False  # whether it has operations of `SPARSE_OPTIMIZER_OPS`
@@ -474,13 +468,9 @@ class TraceGraph:
     def came_to(self, frames: tuple[Frame, ...], ways: dict[int, int], way: Node) -> bool:
         """Notes the node after which a followed call came to a place by a new step, in the `ways` known so far.
 
-        Returns whether ways meet there that others have multiplied: then what follows has steps for each combination.
+        Returns whether to cut there, as ways meet that others have multiplied: see `meetings`.
         """
-        ways[way.head.number] = self.calls  # a loop of ever other lengths is one way
-        if len(ways) == 1 or sum(self.calls - call <= MEETING_WITHIN for call in list(ways.values())) == 1:
-            return False  # (a list, as calls on other threads may come there, too)
-        self.meeting.add((*(frame[:3] for frame in frames[:1]), *frames[1:]))
-        return len(self.meeting) >= MANY_MEETING
+        return self.meetings.came_to(self.calls, frames, ways, way.head.number)  # loops of ever other lengths are one
 
     def onward_from(self, place: Any) -> Step:
         """Returns the root of the steps from this place on behind a cut, whatever came before it."""
@@ -490,6 +480,16 @@ class TraceGraph:
                 self.shared.clear()
             root = self.shared[place] = Step(None, None, None, None, (), {}, {}, ())
         return root
+
+    def begin_call(self) -> None:
+        """Counts a followed call; sets known steps aside if calls are cut where ways meet from now on."""
+        self.calls += 1
+        if self.meetings.begin():
+            self.meetings.aside = list(self.roots())
+            self.shared.clear()
+            self.steps = 0
+            for node in self.nodes:
+                node.after = None
 
     def roots(self) -> Iterator[Step]:
         """Yields the roots of the steps behind all cuts."""

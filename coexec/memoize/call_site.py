@@ -292,7 +292,7 @@ class CallSites:
         meets = ways.came_to(cursor.graph, frames, self._counts.of(frames), start.node)
         if meets and cursor.cuts_at_joins:
             return True
-        return cursor.is_branch() and self._known.is_at_join(start, key, objects)
+        return cursor.is_branch() and self._known.is_at_join(start, key, objects) and cursor.graph.meetings.cut()
 
     # Keys.
 

@@ -1,5 +1,6 @@
 """Joins: where calls come to the same operations by ever other ways, these are learnt once, behind a cut."""
 
+import itertools
 import random
 
 import keras
@@ -332,6 +333,40 @@ def test_one_choice_is_no_reason_to_cut():
 
     step = run_both(make, CALLS[:20])
     assert launches_a_call(step, CALLS[:20]) == 1
+
+
+def alternating(first):
+    """Makes a step of two modes that take turns, each decided at three lines; the first calls have a third choice."""
+
+    def make(decorate):
+        weight, calls = tf.Variable([1.0, -2.0, 0.5]), itertools.count()
+
+        @decorate
+        def step(rows):
+            call = next(calls)
+            heads = call % 2 == 0
+            with tf.GradientTape() as tape:
+                h = rows * weight if heads else rows - weight
+                h = tf.tanh(h)
+                h = tf.sin(h) if heads else tf.cos(h)
+                if call >= first:
+                    h = tf.nn.softmax(h) * h
+                h = tf.abs(h) + (1.0 if heads else h)
+                loss = tf.reduce_sum(h**2)
+            weight.assign_sub(0.1 * tape.gradient(loss, weight))
+            return loss
+
+        return step
+
+    return make
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_choices_that_go_together_are_no_reason_to_cut(first):
+    """There are two ways, however many lines choose: each is one launch, with its gradient."""
+    step = run_both(alternating(first), CALLS)
+    assert launches_a_call(step, CALLS[:8]) == 1, step.explain()
+    assert "ever other ways" not in step.explain()
 
 
 def test_lengths_of_a_loop_are_no_ways():
