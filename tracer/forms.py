@@ -63,6 +63,8 @@ class Forms(NamedTuple):
     made: dict[CodeType, tuple[str, ...]]  # nested functions, and comprehensions, with the variables that they share
     ambiguous: frozenset[str]  # attributes of its first argument that it calls, named like methods in `_CHANGING`
     makers: frozenset[str]  # those of `_MAKERS` that it looks up
+    augmented: frozenset[str]  # arguments of its own that an operator such as `+=` may change in place
+    formats: bool  # whether it makes text of values
 
 
 _known: dict[int, tuple[CodeType, Forms | str]] = {}
@@ -154,6 +156,10 @@ def _forms(code: CodeType, namespace: dict[str, Any]) -> Forms:
     attributes = frozenset([*(node.attr for node in nodes if isinstance(node, ast.Attribute)), *asked])
     if any(isinstance(node, ast.With) for node in nodes):
         attributes |= {"__enter__", "__exit__"}
+    if inner_parts := _PARTS_OF_FUNCTIONS & attributes:
+        raise Refused(f"{code.co_name} looks at {min(inner_parts)}")
+    if any(isinstance(node, ast.Constant) and str(node.value).startswith(_DATES) for node in nodes):
+        raise Refused(f"{code.co_name} may ask for the time")
     if any(name.startswith("__") and not name.endswith("__") for name in (*attributes, *outside)):
         raise Refused(f"{code.co_name} looks at private names of its class")
     catches = any(isinstance(node, ast.ExceptHandler) for node in nodes)
@@ -169,7 +175,9 @@ def _forms(code: CodeType, namespace: dict[str, Any]) -> Forms:
         each: each.co_freevars for each in codes[1:] if each.co_freevars or each.co_name not in _COMPREHENSIONS
     }  # fmt: skip
     read = frozenset(chains), attributes, codes, optional, called, positional, classes, made
-    return Forms(*read, frozenset(ambiguous), _MAKERS & outside)
+    formats = any(isinstance(node, ast.FormattedValue) for node in nodes) or not _FORMATTING.isdisjoint(outside)
+    augmented = _augmented(tree.args, nodes, own, namespace)
+    return Forms(*read, frozenset(ambiguous), _MAKERS & outside, augmented, formats)
 
 
 def not_its_own(method: str) -> str:
@@ -187,14 +195,78 @@ def _look_at_outputs(node: ast.Call, of_module: bool) -> None:
     """
     if any(each.arg == "out" and not isinstance(each.value, ast.Constant) for each in node.keywords):
         raise _refused(node, _WRITTEN)
+    if any(each.arg == "overwrite_input" for each in node.keywords):
+        raise _refused(node, _WRITTEN)
     if isinstance(node.func, ast.Attribute) and not of_module:
         if _positional(node) > _BEFORE_OUT.get(node.func.attr, MAX_POSITIONAL):
             raise _refused(node, _WRITTEN)
 
 
 def _positional(node: ast.Call) -> int:
-    """Returns the number of positional arguments, and very many for `*args`."""
-    return MAX_POSITIONAL if any(isinstance(each, ast.Starred) for each in node.args) else len(node.args)
+    """Returns the number of positional arguments, and very many for `*args` and `**kwargs`."""
+    spread = any(isinstance(each, ast.Starred) for each in node.args) or any(each.arg is None for each in node.keywords)
+    return MAX_POSITIONAL if spread else len(node.args)
+
+
+def _augmented(
+    arguments: ast.arguments, nodes: list[ast.AST], own: set[str], namespace: dict[str, Any]
+) -> frozenset[str]:
+    """Returns the arguments that an augmented assignment may change in place, if they are arrays or lists.
+
+    Raises `Refused` if it may change something that was there before, and is no argument.
+    """
+    given = {node.arg for node in ast.walk(arguments) if isinstance(node, ast.arg)}
+    values: dict[str, list[ast.expr]] = {}
+    for node in nodes:
+        for target, value in _bindings(node):
+            for bound in ast.walk(target):
+                if isinstance(bound, ast.Name):
+                    values.setdefault(bound.id, []).append(value)
+        if isinstance(node, (ast.For, ast.comprehension)):  # an item of something
+            for bound in ast.walk(node.target):
+                if isinstance(bound, ast.Name):
+                    values.setdefault(bound.id, []).append(ast.Tuple([]))
+        if isinstance(node, ast.NamedExpr):
+            values.setdefault(node.target.id, []).append(node.value)
+    found: set[str] = set()
+    for node in nodes:
+        if not isinstance(node, ast.AugAssign) or not isinstance(node.target, ast.Name) or node.target.id in own:
+            continue
+        names, seen = [node.target.id], set[str]()
+        while names:
+            name = names.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            if name in given:
+                found.add(name)
+            elif name not in values:
+                raise _refused(node, _WRITTEN)
+            for value in values.get(name, ()):
+                names += _aliases(value, node, namespace)
+    return frozenset(found)
+
+
+def _aliases(value: ast.expr, at: ast.AST, namespace: dict[str, Any]) -> list[str]:
+    """Returns the names whose objects an expression may return; raises `Refused` for others that were there before."""
+    if isinstance(value, ast.Name):
+        return [value.id]
+    if isinstance(value, ast.IfExp):
+        return _aliases(value.body, at, namespace) + _aliases(value.orelse, at, namespace)
+    if isinstance(value, ast.BoolOp):
+        return [name for each in value.values for name in _aliases(each, at, namespace)]
+    if isinstance(value, (ast.Tuple, ast.NamedExpr, ast.Attribute, ast.Subscript, ast.Starred)):
+        raise _refused(at, _WRITTEN)
+    if isinstance(value, ast.Call):
+        root = "".join(_chain(value.func, set())[:1])
+        of_numpy = getattr(namespace.get(root), "__name__", None) == "numpy"
+        if of_numpy or (isinstance(value.func, ast.Attribute) and value.func.attr in _VIEWING):
+            raise _refused(at, _WRITTEN)
+    return []
+
+
+# Methods of arrays whose results may share their memory.
+_VIEWING = frozenset({"diagonal", "ravel", "reshape", "squeeze", "swapaxes", "transpose", "view"})
 
 
 def _first_argument(arguments: ast.arguments, nodes: list[ast.AST]) -> str | None:
@@ -293,9 +365,11 @@ def _own(arguments: ast.arguments, nodes: list[ast.AST]) -> set[str]:
     bound.update(node.asname or node.name for node in nodes if isinstance(node, ast.alias))
     bound.update(node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ExceptHandler)) and node.name)
     displays: set[int] = set()
+    stored = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    makers = _MAKERS - bound - stored
     for node in nodes:
         for target, value in _bindings(node):
-            if isinstance(target, ast.Name) and (isinstance(value, _DISPLAYS) or _is_new(value, kwarg)):
+            if isinstance(target, ast.Name) and (isinstance(value, _DISPLAYS) or _is_new(value, kwarg, makers)):
                 made.add(target.id)
                 displays.add(id(target))
     for node in nodes:
@@ -318,15 +392,20 @@ def _bindings(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 _MAKERS = frozenset({"list", "dict", "sorted"})  # Python's functions whose results are new containers
+_FORMATTING = frozenset({"str", "repr", "format", "print", "ascii"})
+_PARTS_OF_FUNCTIONS = frozenset(
+    {"__builtins__", "__closure__", "__code__", "__defaults__", "__dict__", "__globals__", "__kwdefaults__"}
+)
+_DATES = ("datetime64", "timedelta64", "M8", "<M8")  # dtypes of NumPy's, of which one takes "now"
 _DISPLAYS = (ast.List, ast.Dict, ast.ListComp, ast.DictComp)
 
 
-def _is_new(node: ast.expr, kwarg: ast.arg | None) -> bool:
+def _is_new(node: ast.expr, kwarg: ast.arg | None, makers: frozenset[str]) -> bool:
     """Returns whether this is `[...] * n`, `list(...)`, `dict(...)`, `sorted(...)` or `kwargs.copy()`."""
     if isinstance(node, ast.BinOp):
         return isinstance(node.op, ast.Mult) and isinstance(node.left, _DISPLAYS)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        return node.func.id in _MAKERS
+        return node.func.id in makers
     if kwarg is None or not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
     return node.func.attr == "copy" and isinstance(node.func.value, ast.Name) and node.func.value.id == kwarg.arg

@@ -250,7 +250,7 @@ def _adopt_names() -> None:
     Libraries import `tensorflow.compat.v2` as `tf`: a module of its own, as are those below it. (`compat.v1` is left
     out: its modules are objects in C++ that keep what they have been asked for.)
     """
-    names = () if _adopted else [name for name in sys.modules if _IS_PUBLIC(name)]
+    names = () if _adopted else [name for name in list(sys.modules) if _IS_PUBLIC(name)]
     for module in [sys.modules[name] for name in (*names, *_LATE) if name in sys.modules]:
         if type(module) is types.ModuleType and module not in _adopted:
             _adopted.add(module)

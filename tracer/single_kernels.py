@@ -20,6 +20,8 @@ import functools
 import threading
 from typing import Any
 
+import tensorflow as tf
+
 from tracer import hooks
 from tracer.faults import passes
 from tracer.op import plain_name, signature_of
@@ -80,7 +82,7 @@ def _is_alike(op: str) -> bool:
 def is_available() -> bool:
     """Returns whether operations may run so now: by the caller, on the only device, a CPU."""
     ctx = context.context()
-    if not ctx._initialized or len(ctx._context_devices) != 1 or ctx.is_async():
+    if not ctx._initialized or len(ctx._context_devices) != 1:
         return False
     if ctx._handle is not _context:
         _take(ctx)
@@ -125,12 +127,12 @@ def execute(*given: Any) -> Any:
 def _alone(run: Any, *given: Any) -> Any:
     global _is_off
     with _lock:
-        if not _under_way and not _is_off:
+        if not _under_way and not _is_off and not context.context().is_async():
             try:
                 _is_off = True
                 _off()
                 return run(*given)
-            except core._NotOkStatusException:
+            except (core._NotOkStatusException, tf.errors.OpError):
                 pass  # again, for TensorFlow's own message
             finally:
                 _is_off = False

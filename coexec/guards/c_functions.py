@@ -67,11 +67,12 @@ _NUMPY = frozenset("""
     inner vdot bincount ones full eye identity tri indices isscalar
 """.split())  # noqa: SIM905
 
-# Functions that are dispatched by the classes of their arguments, and write to them, to files, call Python, or depend
-# on how NumPy is set to print, and on where arrays are.
+# Functions that are dispatched by the classes of their arguments, and write to them or to files, call Python, or depend
+# on how NumPy is set to print, on where arrays are, or on the time zone.
 _OTHERWISE = frozenset("""
-    apply_along_axis apply_over_axes array2string array_repr array_str copyto fill_diagonal load loadtxt
-    may_share_memory piecewise place put put_along_axis putmask save savetxt savez savez_compressed shares_memory
+    apply_along_axis apply_over_axes array2string array_repr array_str busday_count busday_offset copyto
+    datetime_as_string fill_diagonal is_busday load loadtxt may_share_memory nan_to_num piecewise place put
+    put_along_axis putmask save savetxt savez savez_compressed shares_memory
 """.split())  # noqa: SIM905
 
 # Methods of arrays that compute new ones.
@@ -115,16 +116,19 @@ LISTING_ATTRIBUTES: frozenset[Any] = frozenset({builtins.vars})
 
 
 def is_of_numpy(function: Any) -> bool:
-    """Returns whether this is a function of NumPy that computes something new from its arguments; most are of C."""
-    if isinstance(function, np.ufunc):
+    """Returns whether this is a function of NumPy that computes something new from its arguments; most are of C.
+
+    Goes by `type`: `isinstance` and attributes may run an object's code.
+    """
+    kind = type(function)
+    if kind is np.ufunc:
         return getattr(np, function.__name__, None) is function
     if is_dispatcher(function):
         module = getattr(function, "__module__", None)
         return module in ("numpy", "numpy.linalg", "numpy.fft") and getattr(function, "__name__", "") not in _OTHERWISE
-    return (
-        getattr(function, "__name__", None) in _NUMPY
-        and getattr(np, getattr(function, "__name__", ""), None) is function
-    )
+    if kind is not types.BuiltinFunctionType and kind is not types.FunctionType:
+        return False
+    return function.__name__ in _NUMPY and getattr(np, function.__name__, None) is function
 
 
 def is_dispatcher(function: Any) -> bool:
@@ -140,8 +144,8 @@ def is_method_of_array(function: Any) -> bool:
 
 def takes_before_output(function: Any) -> int | None:
     """Returns how many positional arguments a function of NumPy takes before an array to write to; None if any."""
-    if isinstance(function, np.ufunc):
-        return function.nin
+    if type(function) is np.ufunc:
+        return int(function.nin)
     if function is np.dot or function is np.concatenate:
         return 2
     if not is_dispatcher(function):

@@ -85,8 +85,8 @@ _PLAIN = frozenset({int, float, bool, complex, str, bytes, type(None)})
 def is_number(value: Any) -> bool:
     """Returns whether a value is immutable and compared by value."""
     kind = type(value)  # `isinstance` may run code of the value's class
-    if issubclass(kind, np.generic):
-        return kind.__dictoffset__ == 0  # a class of the program's has attributes besides
+    if issubclass(kind, np.generic):  # a class of the program's has attributes besides, a record can be written to
+        return kind.__dictoffset__ == 0 and not issubclass(kind, np.void)
     return kind in _PLAIN or issubclass(kind, (tf.DType, tf.TensorShape))
 
 

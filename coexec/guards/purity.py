@@ -14,6 +14,8 @@ import types
 from collections.abc import Callable, Container
 from typing import Any
 
+import numpy as np
+
 from coexec.guards.c_functions import is_method_of_array, is_of_numpy
 from coexec.guards.pure_calls import BUILTINS, is_computing
 from coexec.guards.state import StateGuards
@@ -68,6 +70,10 @@ _GENERATED = re.compile(r"tensorflow\.(python|compiler)\.[\w.]+\.gen_\w+_ops")
 _PLAIN = (list, tuple, dict, str, bytes, int, float, complex, range, EagerTensor, LazyTensor)
 
 
+# Types of which an operator such as `+=` changes an object in place.
+_CHANGED_IN_PLACE = (np.ndarray, list, dict, set, bytearray)
+
+
 def _is_layer(holder: Any, name: str) -> bool:
     """Returns whether an object's attribute of this name is a layer, such as `self.add = keras.layers.Add()`."""
     return isinstance(getattr(holder, "__dict__", {}).get(name), classes.layers)
@@ -103,6 +109,7 @@ class PurityProof:
             self.state_guards.functions[id(function.__code__)] = {id(function): function}
         self._codes: dict[int, Any] = {}  # of the functions that ran, and nested ones
         self._ambiguous: dict[int, frozenset[str]] = {}  # by the ids of those: see `Forms`
+        self._augmented: dict[int, frozenset[str]] = {}
         self._methods: set[int] = set()  # ids of those that are methods
         self._noted: set[int] = set()  # ids of functions already guarded
         self._kinds: set[tuple[int, int]] = set()  # ids of codes and classes whose decorated methods were
@@ -133,7 +140,7 @@ class PurityProof:
         try:
             if id(code) not in self._codes:
                 forms = forms_of(code, frame.f_globals)
-                self._ambiguous[id(code)] = forms.ambiguous
+                self._ambiguous[id(code)], self._augmented[id(code)] = forms.ambiguous, forms.augmented
                 for function in self._functions_of(frame):
                     self._note(function, forms)
                 self._codes.update((id(each), each) for each in forms.codes)
@@ -145,6 +152,9 @@ class PurityProof:
                 self._kinds.add(kind)
                 for function in self._functions_of(frame):
                     self._note(function, forms_of(code, frame.f_globals))
+            for name in self._augmented.get(id(code), ()):
+                if isinstance(frame.f_locals.get(name), _CHANGED_IN_PLACE):
+                    raise Refused(f"it changes {name} in place, which it has not made itself")
             for name in self._ambiguous.get(id(code), ()):
                 if not _is_layer(frame.f_locals[code.co_varnames[0]], name):
                     raise Refused(not_its_own(name))
@@ -199,6 +209,8 @@ class PurityProof:
         if hidden := sorted(name for name in forms.makers if name in free or name in function.__globals__):
             raise Refused(f"{hidden[0]} is not Python's own")
         state_guards.ask(forms.attributes, forms.optional)
+        if forms.formats:
+            state_guards.print_numbers()
         if any(chain[-1] == "get_keras_mask" for chain in forms.chains):
             state_guards.ask({"_keras_mask"})  # of a tensor that is kept somewhere
         state_guards.add_function(function)

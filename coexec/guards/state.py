@@ -25,6 +25,7 @@ import tensorflow as tf
 import wrapt
 
 from coexec.base.tuning import tuning
+from coexec.guards import arrays
 from coexec.guards.c_functions import is_of_numpy, takes_before_output
 from coexec.guards.codegen import CheckWriter
 from coexec.guards.pure_calls import is_number, plain_attribute
@@ -57,7 +58,10 @@ class StateGuards:
         self.functions: dict[int, dict[int, Any]] = {}  # the program's, by id of their code and their own id
         self._allowed = allowed  # whether other functions may be called
         self._unwanted: dict[int, str] = {}  # other functions, by id of their code: they must not have been called
-        self._writer = CheckWriter(failure="False", M=_MISSING, is_array=_is_array, ndarray=np.ndarray, same=same)
+        self._writer = CheckWriter(failure="False", M=_MISSING, is_array=arrays.is_same, same=same)
+        self._numbers = False  # whether NumPy computes, or may
+        self._prints = False
+        self._views = False  # whether it reads an array whose memory is another's
         self._names: dict[int, str] = {}  # of objects and containers, by id
         self._kept: list[Any] = []  # keeps objects alive until `finish`
         # The program's objects, with the names looked up, and the optional names looked up.
@@ -151,6 +155,12 @@ class StateGuards:
             raise Refused(f"it keeps the module {chain[-1]}")
         if positional > (takes_before_output(value) or positional):
             raise Refused(f"{chain[-1]} is given an array to write to")
+        if is_of_numpy(value):
+            if not called:  # `map(np.add, ...)` may give it an array to write to
+                raise Refused(f"it hands on {chain[-1]} of NumPy")
+            self._numbers = True
+            self._line(f"{place} is {self._writer.constant(value)}")
+            return
         builtin = type(value) is types.BuiltinFunctionType and type(value.__self__) is types.ModuleType
         asks = (value is getattr or value is hasattr) and chain in _ASKING  # for literal names
         if asks or (called and builtin) or (kind and isinstance(value, type) and _is_told_by_type(value)):
@@ -183,6 +193,10 @@ class StateGuards:
         """Adds names of attributes that the code reads, and of those that may be missing."""
         self._asked |= set(names)
         self._optional |= set(optional)
+
+    def print_numbers(self) -> None:
+        """Guards how NumPy prints, if there is anything of NumPy's."""
+        self._prints = True
 
     def look_further(self) -> None:
         """Guards all attributes of known objects that may have been read, until there are no new ones."""
@@ -220,6 +234,12 @@ class StateGuards:
         self.tensors = {id(v) for v in self._kept if type(v) is EagerTensor}
         variables = [v for v in self._kept if issubclass(type(v), _VARIABLES)]
         objects = [v for v in self._kept if _is_keras(type(v))]
+        if self._views and not arrays.BEHIND.isdisjoint(self._asked):
+            raise Refused("it looks behind an array")
+        if self._numbers:
+            self._line(f"{self._writer.constant(arrays.settings)}() == {self._writer.constant(arrays.settings())}")
+        if self._numbers and self._prints:
+            self._line(f"{self._writer.constant(arrays.printing)}() == {self._writer.constant(arrays.printing())}")
         self._holds = self._writer.written()
         self._kept, self._names, self._objects, self._classes, self.functions = [], {}, [], {}, {}
         return variables, objects
@@ -272,10 +292,12 @@ class StateGuards:
         if value is None or value is True or value is False or value is NotImplemented or value is Ellipsis:
             self._line(f"{place} is {value}")
         elif is_number(value):
+            self._numbers = self._numbers or issubclass(kind, np.generic)
             constant = self._writer.constant(value)
             self._line(f"{place} is {constant} or same({place}, {constant})")
-        elif kind is np.ndarray and value.nbytes <= tuning.max_compared_bytes and value.dtype.kind in "biufc":
-            self._line(f"type({place}) is ndarray and is_array({place}, *{self._writer.constant(_frozen(value))})")
+        elif arrays.is_compared(value):
+            self._numbers, self._views = True, self._views or value.base is not None
+            self._line(f"is_array({place}, *{self._writer.constant(arrays.frozen(value))})")
         elif kind is range:
             bounds = self._writer.constant((value.start, value.stop, value.step))  # equal ranges may differ in these
             self._line(f"type({place}) is range and ({place}.start, {place}.stop, {place}.step) == {bounds}")
@@ -300,8 +322,6 @@ class StateGuards:
             if not self._allowed(value) or not isinstance(value.__self__, (types.ModuleType, type(None))):
                 raise Refused(f"it may call {value.__qualname__}")
             self._line(f"{place} is {self._writer.constant(value)}")
-        elif is_of_numpy(value):
-            self._line(f"{place} is {self._writer.constant(value)}")
         elif _is_keras(kind) and kind.__module__.startswith(MODULES):
             self._is(place, value)  # writes to it are observed
         else:
@@ -325,6 +345,8 @@ class StateGuards:
         if kind in _CLASSES or (kind.__module__ == "builtins" and issubclass(kind, BaseException)):
             self._line(f"{place} is {self._writer.constant(kind)}")
             return
+        if issubclass(kind, np.datetime64):
+            raise Refused("it may ask for the time")
         if issubclass(kind, (tf.errors.OpError, np.generic)) and kind.__module__.startswith(("tensorflow.", "numpy")):
             self._line(f"{place} is {self._writer.constant(kind)}")
             return
@@ -498,15 +520,6 @@ _MANAGER = contextlib.contextmanager(lambda: None).__code__  # type: ignore[arg-
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "exception": 40, "critical": 50, "log": 50}
 _ASKING = (("getattr",), ("hasattr",))
 _DESCRIBED = (types.FunctionType, EagerTensor)
-
-
-def _frozen(array: Any) -> tuple[Any, Any, bytes]:
-    return array.dtype, array.shape, array.tobytes()
-
-
-def _is_array(array: Any, dtype: Any, shape: Any, content: bytes) -> bool:
-    """Returns whether an array has this dtype, shape and content."""
-    return bool(array.shape == shape and array.dtype == dtype and array.tobytes() == content)
 
 
 # Of what consists of tensors: these, on which all else depends.

@@ -76,6 +76,9 @@ FAIL = [
     lambda: tf.gather(M, [99]),
     lambda: tf.debugging.check_numerics(tf.constant([np.nan]), "here"),
     lambda: tf.linalg.inv(tf.zeros([2, 2])),
+    lambda: tf.io.read_file("/nonexistent"),
+    lambda: tf.io.decode_jpeg(b"no image"),
+    lambda: tf.raw_ops.LRN(input=X, depth_radius=-1),
     lambda: tf.raw_ops.AddV2(x=M, y=tf.ones([7]), name="mine"),
     lambda: tf.Variable([1.0, 2.0]).assign_add([1.0, 2.0, 3.0]),
     lambda: tf.concat([M, tf.ones([3, 3])], 0),
@@ -272,6 +275,16 @@ def test_one_under_way_keeps_others_from_running_alone(monkeypatch):
     assert not switched
     single_kernels.fast_execute_alone(context.context(), "Neg", None, M)
     assert switched == [False, True]
+
+
+def test_operations_in_the_background_do_not_run_alone(monkeypatch):
+    """They fail when the switch is on again, and could not be run once more."""
+    switched = []
+    monkeypatch.setattr(single_kernels, "_off", lambda: switched.append(False))
+    with context.execution_mode(context.ASYNC):
+        result = single_kernels.fast_execute_alone(context.context(), "Neg", None, M)
+    assert not switched
+    np.testing.assert_array_equal(result, -M.numpy())
 
 
 @pytest.mark.parametrize("when", ["off", "run", "on"])

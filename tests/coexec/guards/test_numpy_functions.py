@@ -1,5 +1,7 @@
 """Functions of NumPy in the program's layers: they compute, so that calls are memoized, unless they write."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -171,3 +173,169 @@ def test_a_function_is_replaced(monkeypatch):
     expected, _ = outcome(Replaced, unchanged, change)
     monkeypatch.undo()
     assert_same(expected, outcome(Replaced, coexec.function, change)[0])
+
+
+class World:
+    """What a case's layer reads besides itself: `a` and `b`, of which the latter may be the former's base, and more."""
+
+    a = b = None
+    hits = ()
+
+
+def views():
+    World.b = np.ones(20000, np.float32)
+    World.a = World.b[:4]
+
+
+def zeros():
+    World.a, World.b = np.zeros(4, np.float32), np.zeros(4, np.float32)
+
+
+def handed_on():
+    f = np.add
+    f(World.a.base[4:], 1, World.a.base[4:])
+    return 1.0
+
+
+def mapped():
+    return float(len(list(map(np.add, [World.a.base[4:]], [1], [World.a.base[4:]]))))
+
+
+def by_name():
+    given = {"out": World.a.base[4:]}
+    np.add(World.a.base[4:], 1, **given)
+    return 1.0
+
+
+def in_place():
+    rest = World.a.base[4:]
+    rest += 1
+    return 1.0
+
+
+def aliases():
+    a, b = World.a, World.b
+    a += 1
+    b -= 1
+    return 1.0 + a.sum()
+
+
+def views_in_place():
+    a = np.ravel(World.a)
+    a += 1
+    found = World.b.sum()
+    a -= 1
+    return 1.0 + found
+
+
+def shadowed(list=lambda values: values):
+    own = list(World.hits)
+    own.append(1)
+    return 1.0 + len(World.hits)
+
+
+def divides():
+    return float((1 / World.a)[0] > 5)
+
+
+def formats():
+    return float(len(f"{np.arange(6.0) / 3}"))
+
+
+def globals_of():
+    return handed_on.__globals__["World"].b.sum()
+
+
+def now():
+    return float(np.datetime64("now", "s").astype("int64") > 0)
+
+
+def share():
+    World.b = World.a
+
+
+def part():
+    World.b = World.a[:3]
+
+
+def write(place, value):
+    def change():
+        World.b[place] = value
+
+    return change
+
+
+def fortran():
+    World.a = np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3))
+
+
+def ordered():
+    World.a = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+def records():
+    World.a = np.zeros(1, [("x", "f4")])[0]
+
+
+def set_record():
+    World.a["x"] = 5
+
+
+CASES = {
+    "handed on": (views, handed_on, None),
+    "mapped": (views, mapped, None),
+    "by name": (views, by_name, None),
+    "in place": (views, in_place, None),
+    "aliases": (zeros, aliases, share),
+    "views in place": (zeros, views_in_place, part),
+    "shadowed": (zeros, shadowed, None),
+    "base": (views, lambda: World.a.base[5000], write(5000, 7.0)),
+    "sum of the base": (views, lambda: World.a.base.sum(), write(8, 100.0)),
+    "memory": (views, lambda: World.a.data.obj.base[9], write(9, 7.0)),
+    "order": (ordered, lambda: World.a.ravel("K")[1], fortran),
+    "strides": (ordered, lambda: float(World.a.strides[0]), fortran),
+    "flags": (zeros, lambda: 2.0 if World.a.flags.writeable else 3.0, lambda: World.a.setflags(write=False)),
+    "errors": (zeros, divides, lambda: np.seterr(all="raise")),
+    "errors of functions": (zeros, lambda: 1.0 + np.isinf(np.log(World.a)).sum(), lambda: np.seterr(all="raise")),
+    "warnings": (zeros, divides, lambda: warnings.simplefilter("error")),
+    "text": (zeros, formats, lambda: np.set_printoptions(precision=2)),
+    "globals": (zeros, globals_of, write(0, 3.0)),
+    "now": (zeros, now, None),
+    "records": (records, lambda: 1.0 + World.a["x"], set_record),
+    "not a number": (views, lambda: float(np.nan_to_num(World.a.base[4:], False).sum()), write(8, float("nan"))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_compared(case):
+    """Memory, layout and settings besides contents; what runs before the sixth call changes one of them."""
+    before, work, change = CASES[case]
+
+    class Working(Layer):
+        def call(self, x):
+            return self.dense(x) * work()
+
+    def calls(decorate):
+        keras.utils.set_random_seed(1)
+        World.hits = []
+        before()
+        layer, found = Working(), []
+
+        @decorate
+        def step(x):
+            return layer(x)
+
+        with testing.always_follow(), warnings.catch_warnings(), np.errstate(all="ignore"), np.printoptions():
+            warnings.simplefilter("ignore")
+            for call in range(8):
+                if call == 5 and change is not None:
+                    change()
+                try:
+                    result = step(tf.ones([2, 4]) * float(call))
+                except (FloatingPointError, RuntimeWarning) as error:
+                    result = type(error).__name__
+                world = float(World.b[15]) if World.b is not None and World.b.size > 15 else None
+                found.append((result, world, len(World.hits)))
+        return snapshot(found)
+
+    assert_same(calls(unchanged), calls(coexec.function))

@@ -819,14 +819,23 @@ array = np.full(4, 2.0, np.float32)
 
 IMPURE = [
     appends, stores_items, binds_globals, prints, reads, asks, draws, draws_of_numpy, warns, looks_at_the_clock,
-    calls_numpy, calls_an_unknown_library, calls_the_standard_library, catches, attributes_of, grows, aliases,
+    calls_an_unknown_library, calls_the_standard_library, catches, attributes_of, grows, aliases,
     identity_is_asked, generates, by_slots, by_computed, by_answering, by_property, sets_a_seed, makes_a_variable,
-    returns_what_is_kept, reads_an_array,
+    returns_what_is_kept,
 ]  # fmt: skip
 
 
 def effects():
     return len(seen), dict(table), total, holder.used, random.getstate(), np.random.get_state()[1].tolist()
+
+
+@pytest.mark.parametrize("work", [calls_numpy, reads_an_array])
+def test_what_computes_with_numpy_is_skipped(work):
+    """See `test_numpy_functions`."""
+    (expected, _), (found, step) = (outcomes(lambda: (Layer(work), None), d) for d in (lambda f: f, coexec.function))
+    for one, other in zip(expected, found, strict=True):
+        assert_same(one, other, rtol=1e-4, atol=1e-5)
+    assert step.stats().regions > 0, step.explain()
 
 
 @pytest.mark.filterwarnings("ignore:seen")
