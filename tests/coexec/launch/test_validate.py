@@ -20,7 +20,7 @@ from coexec.lowering.function_body import Body
 from coexec.lowering.plan import make_plan
 from tests.coexec import outcomes, unchanged
 from tests.snapshots import assert_same
-from tracer import cursor, graph
+from tracer import cursor, meetings
 
 pytestmark = pytest.mark.distrusting
 
@@ -395,7 +395,7 @@ def test_new_combinations_of_compared_operations(share, monkeypatch):
     """
     paths = list(itertools.product([False, True], repeat=4))
     monkeypatch.setattr(cursor, "MAX_WAYS", len(paths))
-    monkeypatch.setattr(graph, "MANY_MEETING", len(paths))
+    monkeypatch.setattr(meetings, "MANY_LINES", len(paths))
     planned = []
 
     def noting(last, outputs):
