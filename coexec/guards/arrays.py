@@ -15,8 +15,6 @@ from tracer.errors import Refused
 
 # Attributes that lead from an array to other memory than its own, if it is a view.
 BEHIND = frozenset({"base", "data", "ctypes", "__array_interface__", "__array_struct__"})
-# What the text of an array or scalar is made by.
-PRINTING = frozenset({"str", "repr", "format", "print", "ascii"})
 
 
 def is_compared(value: Any) -> bool:

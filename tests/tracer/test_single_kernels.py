@@ -324,7 +324,7 @@ def test_a_stack_without_room():
     assert_switched_on()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no os.fork")
 def test_a_child_begins_anew():
     """A process forked while another thread's operation runs alone has that thread's lock, but not the thread."""
     held, over = threading.Event(), threading.Event()
