@@ -15,7 +15,7 @@ from tracer.location import Location, call_stack
 from tracer.old_generation import hand_over
 from tracer.op import FINALIZERS, Const, OpCall, array_in, function_name, plain_name, signature_of
 from tracer.private import EagerTensor, core
-from tracer.single_kernels import execute, execute_alone, is_available
+from tracer.single_kernels import execute_alone
 from tracer.slow_path import name_in_errors
 from tracer.spec import spec_of
 from tracer.trace import Trace
@@ -34,7 +34,6 @@ class Recorder:
     def __init__(self, trace: Trace, counts: Counter[Any] | None = None) -> None:
         self.trace = trace
         self.device = intercept.device_in_scope()
-        self._alone = is_available()
         self.counts: Counter[Any] = counts if counts is not None else Counter()
         self.known: dict[int, tuple[str, Const | None]] = {}  # by tensor id: its source, and its value if constant
         self.failed: BaseException | None = None  # the first fault of the runtime; recording stops there
@@ -60,7 +59,7 @@ class Recorder:
         count = len(signature.inputs)
         pair, attrs = seeds.split(op, args[count:])
         at = len(self.trace.calls)
-        run = intercept.run_fast_alone if self._alone else intercept.run_fast
+        run = intercept.run_fast_alone
         try:
             if signature.stateful and not is_variable_op(op):
                 result = intercept.without_handler(lambda: intercept.run_settled(op, name, args, given, run))
@@ -98,8 +97,7 @@ class Recorder:
         name = plain_name(op)
         pair, kept = seeds.split(name, tuple(attrs or ()))
         try:
-            how = execute_alone if self._alone else execute
-            run = functools.partial(intercept.run_execute, device, op, inputs, attrs, outputs, cancel, how)
+            run = functools.partial(intercept.run_execute, device, op, inputs, attrs, outputs, cancel, execute_alone)
             result = intercept.without_handler(run)
         except BaseException as error:
             if not is_fault(error):

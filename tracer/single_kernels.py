@@ -79,21 +79,17 @@ def _is_alike(op: str) -> bool:
     return op in _WHOLE or not signature.stateful
 
 
-def is_available() -> bool:
-    """Returns whether operations may run so now: by the caller, on the only device, a CPU."""
-    ctx = context.context()
-    if not ctx._initialized or len(ctx._context_devices) != 1:
-        return False
-    if ctx._handle is not _context:
-        _take(ctx)
-    return _off is not None
-
-
-def _take(ctx: Any) -> None:
-    """Takes the switch of a context, of which there is one at a time."""
+def _take_switch() -> bool:
+    """Takes the context's switch; returns whether there is one, for operations at once, on the only device, a CPU."""
     global _context, _off, _on
+    ctx = context.context()
+    if not ctx._initialized or len(ctx._context_devices) != 1 or ctx.is_async():
+        return False
+    if ctx._handle is _context:
+        return _off is not None
     _off, _on = op_as_function_switch(ctx) or (None, None)
     _context = ctx._handle
+    return _off is not None
 
 
 def fast_execute_alone(ctx: Any, op: str, name: Any, *args: Any) -> Any:
@@ -127,7 +123,7 @@ def execute(*given: Any) -> Any:
 def _alone(run: Any, *given: Any) -> Any:
     global _is_off
     with _lock:
-        if not _under_way and not _is_off and not context.context().is_async():
+        if not _under_way and not _is_off and _take_switch():
             try:
                 _is_off = True
                 _off()

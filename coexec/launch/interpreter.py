@@ -26,7 +26,7 @@ from tracer.location import raise_at
 from tracer.op import Const, signature_of
 from tracer.private import EagerTensor, context, core, record
 from tracer.seeds import Pair, join
-from tracer.single_kernels import execute, execute_alone, fast_execute, fast_execute_alone, is_available
+from tracer.single_kernels import execute_alone, fast_execute, fast_execute_alone
 from tracer.sizes import const_at, settled
 from tracer.slow_path import named
 from tracer.spec import intern_spec
@@ -102,8 +102,8 @@ def _run(
             elif step.node.callee is not None:
                 result = _call(ctx, step, step.node.callee, inputs)
             elif step.node.entry == "execute":
-                run, count = execute_alone if is_available() else execute, len(step.outputs)
-                result = run_execute(ctx.device_name, step.op, _made(inputs), step.attrs, count, run=run)
+                given = ctx.device_name, step.op, _made(inputs), step.attrs, len(step.outputs)
+                result = run_execute(*given, run=execute_alone)
             else:
                 result = _run_fast(ctx, step, inputs, step.attrs)
             raw.append(result)
@@ -146,8 +146,7 @@ def _draw(step: Step, inputs: list[Any], pair: Pair) -> Any:
     key, counter = (make_constant(part, tf.uint64) for part in (words[:1], words[1:]))
     attrs = () if bounds else ("dtype", enum)
     try:
-        run = fast_execute_alone if is_available() else fast_execute
-        return run(context.context(), STATELESS[op], None, shape, key, counter, PHILOX, *bounds, *attrs)
+        return fast_execute_alone(context.context(), STATELESS[op], None, shape, key, counter, PHILOX, *bounds, *attrs)
     except core._NotOkStatusException:  # raise with the operation's own message
         return fast_execute(context.context(), op, None, *inputs, *join(step.attrs, pair))
 
@@ -206,13 +205,12 @@ def _run_block(block: Block, given: list[Any]) -> list[Any]:
 
 def _run_fast(ctx: Any, step: Step, inputs: list[Any], attrs: tuple[Any, ...]) -> Any:
     op, name = step.op or "", step.node.name if step.node is not None else None
-    run = fast_execute_alone if is_available() else fast_execute
     try:
-        return run(ctx, op, name, *inputs, *attrs)
+        return fast_execute_alone(ctx, op, name, *inputs, *attrs)
     except core._FallbackException:
         # Constants that were tensors when the operation was recorded, of a dtype that only tensors have, or NumPy
         # scalars, whose dtypes the generated wrapper determined by converting all inputs together.
-        return run(ctx, op, name, *_settled(step, inputs), *attrs)
+        return fast_execute_alone(ctx, op, name, *_settled(step, inputs), *attrs)
 
 
 def _settled(step: Step, inputs: list[Any]) -> list[Any]:

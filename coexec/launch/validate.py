@@ -19,7 +19,7 @@ from tracer.inputs import array_of
 from tracer.intercept import handling
 from tracer.private import context, core, gen_resource_variable_ops, record
 from tracer.seeds import Pair, settled
-from tracer.single_kernels import fast_execute, fast_execute_alone, is_available
+from tracer.single_kernels import fast_execute_alone
 from tracer.spec import RESOURCE, Spec
 
 # By how much values may differ, relative to the tensor's scale: half the digits of their type, as compiled code sums in
@@ -157,8 +157,7 @@ def _variable(enum: int, shape: tuple[int, ...] | None, value: Any) -> Any:
 
 def _run(op: str, *args: Any) -> Any:
     """Runs an operation as a kernel alone: those of variables are new for each shape."""
-    run = fast_execute_alone if is_available() else fast_execute
-    return run(context.context(), op, None, *args)
+    return fast_execute_alone(context.context(), op, None, *args)
 
 
 def _difference(eager: Any, compiled: Any, shaken: list[Any]) -> str | None:
