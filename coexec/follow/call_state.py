@@ -145,6 +145,7 @@ class CallState:
     __slots__ = (
         "_memoizes",
         "ahead",
+        "arrays",
         "assertions",
         "before",
         "budget",
@@ -198,6 +199,7 @@ class CallState:
         self.cursor = Cursor(graph)
         self.values: list[Any] = []  # lazy tensors of the running segment by number; None: unused
         self.constants: list[LazyTensor] = []  # those made from Python values
+        self.arrays: dict[int, Any] = {}  # by id: tensors of large ones that the observed library call has made
         self.joins = True  # whether to cut where calls come by ever other ways
         self.forced = tuning.forced_event
         self.divergence: Tally | None = None  # of its cause
@@ -209,7 +211,7 @@ class CallState:
         self.unseen: BaseException | None = None  # raised at the end of the call
         self.survivors: list[Reference] = []
         self.telling: list[LazyTensor] = []  # those that must be kept alive until the call ends
-        self.tapes = Tapes(constant)
+        self.tapes = Tapes(constant, self.cursor.sizes)
         self._memoizes = self.tapes.waiting = options.regions and not self.tapes.foreign and not has_strategy()
         self.open = self._memoizes  # whether library calls are handed to `library`
         self.assertions: dict[Step, Any] = {}  # of the running segment, where they differ from the step's own
@@ -267,6 +269,12 @@ class CallState:
         """Begins to observe a library call."""
         self.move(Event.OBSERVE)
         self.tapes.observe()
+        self.arrays = {}
+
+    def note_array(self, tensor: Any) -> None:
+        """Notes a tensor made of a large Python value, if a library call is being observed."""
+        if self.phase is _OBSERVING:
+            self.arrays[id(tensor)] = tensor
 
     def observed(self) -> tuple[list[Step | LibraryEntry], list[Any]]:
         """Ends or abandons that; returns the steps that tapes have recorded, and the variables read."""

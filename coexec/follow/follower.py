@@ -352,6 +352,7 @@ class Follower(CallState):
                 return tensor
             lazy = new_lazy(Output(spec_of(tensor)), -1, self)
             lazy._value = tensor
+            self.note_array(tensor)
             return lazy
         lazy = new_lazy(out, -1, self)
         lazy._value = tensor
@@ -534,7 +535,7 @@ class Follower(CallState):
         if hasattr(self, "library"):
             del self.library
         held = [reference() for reference in self.survivors]
-        self.survivors, self.telling, self.deferred, self.unseen = [], [], None, None
+        self.survivors, self.telling, self.deferred, self.unseen, self.arrays = [], [], None, None, {}
         if isinstance(self.error, tf.errors.OpError):  # its traceback's frames would keep it, and what they hold
             self.error = copy.copy(self.error)
         self.cursor.close()

@@ -7,7 +7,7 @@ From the first deferred record on, all are, in order; `catch_up` puts them on th
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from coexec.follow.backward import Backward, FunctionEntry, LibraryEntry, closed
@@ -25,11 +25,13 @@ _RUN_PYTHON = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
 class Tapes:
     """The tapes of one call: which are active, and what is still to be put on them."""
 
-    def __init__(self, constant: Constant) -> None:
-        self._constant = constant
+    def __init__(self, constant: Constant, sizes: Sequence[Any] = ()) -> None:
+        """`sizes`: of the feeds of ended segments that are for any size, to which others are added."""
+        self._constant, self._sizes = constant, sizes
         self._owner = threading.get_ident()
         self.foreign = not tape_is_empty()  # whether tapes from outside the call record, too
         self.known: list[Any] = []  # every tape that was opened in this call, in order
+        self._began: list[int] = []  # how many segments for any size had ended when each was opened
         # Those with records of a library call that was learnt in this call: once it is known, these are one record.
         self.unsettled: set[int] = set()
         self._numbers: dict[int, int] = {}  # indices in `known`, by id
@@ -57,15 +59,18 @@ class Tapes:
 
     def opened(self, tape: Any) -> None:
         """Notes a new tape that records."""
-        self._numbers[id(tape)] = len(self.known)
-        self.known.append(tape)
+        self._add(tape)
         self.active = (*self.active, len(self.known) - 1)
 
     def accumulates(self, accumulator: Any) -> None:
         """Notes a new forward accumulator, which must see every operation at once."""
-        self._numbers[id(accumulator)] = len(self.known)
-        self.known.append(accumulator)
+        self._add(accumulator)
         self._cannot_wait()
+
+    def _add(self, tape: Any) -> None:
+        self._numbers[id(tape)] = len(self.known)
+        self.known.append(tape)
+        self._began.append(len(self._sizes))
 
     def pushed(self, tape: Any) -> None:
         """Notes that a tape starts recording."""
@@ -343,6 +348,10 @@ class Tapes:
                 return None
         watches = [(place(tensor), before) for n, tensor, before in self._watches if n == number]
         return number, tuple(seen), tuple(watches)
+
+    def sizes_of(self, number: int) -> Sequence[Any]:
+        """Returns the sizes of ended segments that a tape may have recorded, which its history does not tell."""
+        return self._sizes[self._began[number] :]
 
     def entries_of(self, number: int) -> list[Any]:
         """Returns a tape's entries, in order."""

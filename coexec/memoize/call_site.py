@@ -321,10 +321,10 @@ class CallSites:
             raise CannotMemoize("its tape records the gradient")
         cursor = self.run.cursor
         history = tapes.history(number, place, self._names, cursor.step.dynamic)
-        if history is not None and cursor.sizes and not cursor.step.dynamic:
-            history = (*history, tuple(cursor.sizes))  # the steps of earlier segments do not tell
         if history is None or number < 0:
             raise CannotMemoize("its tape has records of operations outside of known library calls")
+        if cursor.sizes and not cursor.step.dynamic:
+            history = (*history, tuple(tapes.sizes_of(number)))  # the steps of earlier segments do not tell
         return (tape._persistent, tape._watch_accessed_variables), history
 
     def _relocate(self, region: Region, arguments: CallArguments, place: Any) -> bool:
@@ -458,8 +458,8 @@ class CallSites:
             else unwrap(arguments.tensors[value] if source == "argument" else self._feed(source, value))
             for source, value in region.feeds
         ]
-        cursor = self.run.cursor
-        return region.sizes is not None and region.sizes.hold(cursor.externals, new, cursor.sizes)
+        before = self.run.tapes.sizes_of(self._number) if region.function is gradient else ()
+        return region.sizes is not None and region.sizes.hold(self.run.cursor.externals, new, before)
 
     def _jump(
         self, region: Region, function: Any, args: tuple[Any, ...], arguments: CallArguments | GivenTensors

@@ -19,6 +19,7 @@ from coexec.guards.watch import Watch
 from coexec.guards.watched_state import Effect
 from coexec.launch.keras_error_context import note_of
 from coexec.memoize.entry import Region, anchor, form_of, shapes_of
+from coexec.memoize.feed_sources import FeedSources
 from coexec.memoize.gradient_spans import BackwardCalls, HeardCalls
 from coexec.memoize.known_calls import KnownCalls
 from coexec.memoize.proven_sizes import ProvenSizes
@@ -39,15 +40,14 @@ from tracer.effects import Effects, watch
 from tracer.errors import Refused
 from tracer.faults import call, is_fault, passes
 from tracer.graph import Step
-from tracer.inputs import small
 from tracer.intercept import handling, tape_is_empty
 from tracer.lazy import LazyTensor, unwrap
 from tracer.library import call_context, gradient
 from tracer.location import place_of
 from tracer.old_generation import hand_over
-from tracer.op import Const, array_in
-from tracer.sizes import UNKNOWN, DynamicSpec, SizedConst, const_at
-from tracer.spec import RESOURCE, Spec, spec_of
+from tracer.op import Const
+from tracer.sizes import SizedConst, const_at
+from tracer.spec import RESOURCE
 
 _NONE: Any = object()  # no result yet
 _CALLS = "it calls a graph function"
@@ -86,6 +86,7 @@ class Observation:
         self._gradient = region.function is gradient
         self._tape = run.tapes.number(args[0]._tape._tape) if self._gradient else -1
         self._entries = run.tapes.entries_of(self._tape)
+        self._sources = FeedSources(run, region.start, arguments, self._entries)
         self._recorded: list[Step | LibraryEntry] = []  # what tapes have recorded
         self._accessed: list[Any] = []  # the variables reported to them
         self._made: list[int] = []  # the numbers of the result's tensors
@@ -330,11 +331,11 @@ class Observation:
                     # What a gradient takes from earlier was recorded by its tape, whose history is part of the key.
                     if not self._gradient and id(known) not in given:
                         pins[-1 - slot] = known
-        feeds = [self._source(v) for v in cursor.externals[start.external : end.external]]
+        feeds = [self._sources.of(v) for v in cursor.externals[start.external : end.external]]
         form = form_of(result, place := functools.partial(self._place, first=start.end, end=end.end))
         if end.dynamic:
             specs = [spec for step in steps for spec in step.specs]
-            feeds = [self._sized(*pair) for pair in zip(feeds, specs, strict=True)]
+            feeds = [self._sources.sized(*pair) for pair in zip(feeds, specs, strict=True)]
             fed = {number for source, number in feeds if source == "argument"}
             region.unfed = [n for n, v in enumerate(arguments.tensors) if n not in fed and self._slot(v) is None]
             region.shapes = shapes_of(arguments.tensors, region.unfed)
@@ -398,7 +399,8 @@ class Observation:
         region = self._region
         if region.sizes is None or not agreed:
             region.sizes = ProvenSizes(start, end)
-        region.sizes.add(self._run.cursor.externals, self._run.cursor.sizes)
+        before = self._run.tapes.sizes_of(self._tape) if self._gradient else ()
+        region.sizes.add(self._run.cursor.externals, before)
 
     def _early_inputs(self) -> dict[int, tuple[str, Any]]:
         """Returns the sources of what a gradient's recorded operations take from before it, by slot.
@@ -413,7 +415,7 @@ class Observation:
             if slot >= start.end:
                 continue
             tensor = run.values[slot] if slot >= 0 else run.cursor.externals[-1 - slot]
-            source = self._sources.get(id(tensor))
+            source = self._sources.known.get(id(tensor))
             if source is not None:
                 early[slot] = source
             elif slot >= 0:
@@ -483,7 +485,7 @@ class Observation:
         if self._recorded:
             raise CannotMemoize("a tape records the gradient, and what a backward function of the program does in it")
         region = self._region
-        parts = heard.parts(result, self._arguments, self._sources)
+        parts = heard.parts(result, self._arguments, self._sources.known)
         steps = [step for some in parts.steps for step in some]
         if any(step.dynamic for step in steps):
             raise CannotMemoizeForLong("it calls code of the program's at sizes that differ between calls")
@@ -522,44 +524,9 @@ class Observation:
         self._run.segments.found(text, str(place_of()), self._run.options)
 
     @functools.cached_property
-    def _sources(self) -> dict[int, tuple[str, Any]]:
-        """Sources of feeds by id: arguments, and what the gradient's tape has recorded."""
-        found: dict[int, tuple[str, Any]] = {}
-        for number, known in enumerate(self._arguments.tensors):
-            found.setdefault(id(known), ("argument", number))
-        for at, entry in enumerate(self._entries):
-            for tensor, place in entry.places():
-                found.setdefault(id(tensor), ("earlier", (at, place)))
-        return found
-
-    @functools.cached_property
     def _given_numbers(self) -> dict[int, int]:
         """The numbers of the arguments as the program passed them, by id."""
         return {id(known): number for number, known in reversed(list(enumerate(self._arguments.given)))}
-
-    def _source(self, value: Any) -> tuple[str, Any]:
-        """Returns the source of a feed: an argument, the tape, a Python number, or the tensor itself."""
-        known = self._sources.get(id(value))
-        if known is not None:
-            return known
-        anew = id(value) in self._run.cursor.numbers or id(value) in self._recorded_constants
-        if not (anew and small(array_in(value))):
-            return "same", value
-        return "number", (spec_of(value), Const(array_in(value)))
-
-    @functools.cached_property
-    def _recorded_constants(self) -> set[int]:
-        """The ids of tensors that a gradient's tape has for constants; these may depend on sizes on a dynamic path."""
-        return {id(unwrap(v)) for entry in self._entries if not self._region.start.dynamic for v in entry.constants()}
-
-    def _sized(self, feed: tuple[str, Any], spec: Spec) -> tuple[str, Any]:
-        """Returns the source of a feed, by sizes if it is a number that follows from them."""
-        if feed[0] == "number" and isinstance(spec, DynamicSpec) and spec.value is not None:
-            if spec.value is UNKNOWN:
-                raise CannotMemoizeForLong("a number in it may depend on sizes, which differ between calls")
-            if feed[1][1].value == spec.value.at(self._run.cursor.externals):
-                return "size", spec
-        return feed
 
     def _slot(self, value: Any) -> int | None:
         """Returns an argument's slot in the segment before the call; None if it had none."""

@@ -29,11 +29,11 @@ class ProvenSizes:
             for axis, dim in enumerate(spec.dims)
             if dim is None
         ]
-        self._before: list[set[int]] | None = None  # sizes of the segments before it
+        self._before: list[set[int]] | None = None  # of a gradient: sizes of earlier segments on its tape
         self._any = False  # whether all may be any size
 
     def add(self, feeds: Sequence[Any], before: Sequence[Any]) -> None:
-        """Adds the sizes of a run, given the segment's feeds, and the shapes of those of segments before it."""
+        """Adds the sizes of a run, given the segment's feeds, and the shapes of those of segments on its tape."""
         sizes = list(_flat(before))
         if self._before is None or len(self._before) != len(sizes):
             self._before = [set() for _ in sizes]
@@ -48,7 +48,7 @@ class ProvenSizes:
     def hold(self, earlier: Sequence[Any], new: Sequence[Any], before: Sequence[Any]) -> bool:
         """Returns whether the call may be skipped with these feeds: those from before it, and its own.
 
-        Of those that are numbers, `new` has None. `before`: the shapes of the feeds of segments before this one.
+        Of those that are numbers, `new` has None. `before`: the shapes of the feeds of segments on its tape.
         """
         sizes = list(_flat(before))
         if self._before is None or len(self._before) != len(sizes):

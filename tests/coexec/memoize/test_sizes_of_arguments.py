@@ -81,3 +81,60 @@ def test_calls_are_skipped_at_new_sizes(name, within):
     stats = step.stats()
     assert stats.regions >= 2 * 30, step.explain()
     assert stats.compiles <= 2, step.explain()
+
+
+def reading(decorate):
+    """Training on rows whose number differs, after as many reads as the data asks for: each ends a segment."""
+    weight = tf.Variable(tf.eye(WIDTH))
+    norm = keras.layers.LayerNormalization()
+    norm.build((None, WIDTH))
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build([weight])
+
+    @decorate
+    def step(x, y, reads):
+        for _ in range(reads):
+            x = x * (1.0 if float(tf.reduce_sum(x)) > 0 else 2.0)
+        with tf.GradientTape() as tape:
+            found = tf.nn.sparse_softmax_cross_entropy_with_logits(y, norm(x @ weight))
+            loss = tf.reduce_mean(found) / x.shape[0]
+        gradient = tape.gradient(loss, weight)
+        optimizer.apply([tf.clip_by_norm(gradient, 1.0)], [weight])
+        return loss
+
+    return step
+
+
+def test_what_comes_before_does_not_matter():
+    """However many segments for any size have ended before a call, it is skipped at new sizes."""
+    draw = np.random.default_rng(1)
+    calls = [(*map(tf.constant, batch(int(size))), int(draw.integers(1, 4))) for size in draw.integers(20, 90, 60)]
+    step = run_both(reading, calls, jit_compile=False)
+    stats = step.stats()
+    assert stats.regions > 5 * 35, step.explain()  # of five in each call
+
+
+def test_sizes_on_a_tape_matter():
+    """A gradient's tape has records of a segment of other sizes, whose operations follow from these."""
+
+    def make(decorate):
+        weight = tf.Variable(tf.eye(WIDTH))
+
+        @decorate
+        def step(x, y, several):
+            with tf.GradientTape() as tape:
+                x = tf.nn.silu(x @ weight)
+                if float(tf.reduce_sum(x)) > 1e9:  # a read: what follows is another segment
+                    return x
+                y = tf.nn.l2_normalize(y, 0)
+                rows = tf.reduce_mean(x, 0 if several else [0, 1])  # divides by a size of the first segment
+                loss = tf.reduce_sum(y * rows)
+            return tape.gradient(loss, weight), loss
+
+        return step
+
+    draw = np.random.default_rng(2)
+    sizes = [(n, n) for n in range(20, 45)] + [(int(n), int(m)) for n, m in draw.integers(5, 60, (20, 2))]
+    calls = [(tf.constant(batch(n)[0]), tf.constant(batch(m)[0]), True) for n, m in sizes]
+    calls += [(tf.constant(batch(n)[0]), tf.constant(batch(m)[0]), False) for n, m in sizes]
+    run_both(make, calls, jit_compile=False)
