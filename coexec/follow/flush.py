@@ -54,7 +54,7 @@ def settle_risk(run: CallState, step: Step) -> bool:
     if guarded != NAMED or not (inside or unproven or needs_check(step) or step.node.callee is not None):
         return guarded != FREE
     # Only Keras could catch it, to name the layer: never worth a cut in a library call that runs no user code.
-    return not (take_note(run.notes, step) or inside)
+    return not (take_note(run.notes, step, run.cursor) or inside)
 
 
 def may_fail(last: Step | None) -> bool:

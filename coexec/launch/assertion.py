@@ -81,7 +81,7 @@ def fail(
     except Exception as error:
         if is_fault(error):
             raise
-        failure = (error if note is None else note.added_to(error)).with_traceback(None)
+        failure = (error if note is None else note.added_to(error, feeds)).with_traceback(None)
         if assertion.function.__module__.startswith("tensorflow."):  # its wrapper raises errors `from None`
             failure.__suppress_context__ |= tf.debugging.is_traceback_filtering_enabled()
     else:

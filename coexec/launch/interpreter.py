@@ -114,7 +114,7 @@ def _run(
             if step.node.callee is not None:
                 step.node.callee.explain(failure)
             note = note_of(step, notes)
-            failure = failure if note is None else note.added_to(failure)
+            failure = failure if note is None else note.added_to(failure, feeds)
             failure.__suppress_context__ = True
             try:
                 raise_at(failure, step.node.location)

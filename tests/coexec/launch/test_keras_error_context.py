@@ -348,3 +348,50 @@ def _steps(graph):
     for step in found:
         found.extend(step.next)
     return found
+
+
+class Within(keras.layers.Layer):
+    """Gives another layer what it has computed, and what it was given in lists."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = Words()
+
+    def call(self, ids, others):
+        shifted = ids + 0 * tf.shape(ids)[0]
+        first = self.words(shifted, extra=[others, tf.ones_like(shifted)])
+        return first + self.words(tf.concat([ids, ids], 1), scale=2.0)[:, : ids.shape[1]]
+
+
+@pytest.mark.parametrize("kind", [keras.layers.Embedding, Words, Within])
+def test_of_ever_other_sizes(kind):
+    """The words have the shapes of the call that fails, also where the layer's Python did not run in it."""
+
+    def make(decorate):
+        keras.utils.set_random_seed(2)
+        layer = kind(4, 3) if kind is keras.layers.Embedding else kind()
+        layer(GOOD, GOOD) if kind is Within else layer(GOOD)
+
+        @decorate
+        def step(ids):
+            ids = ids * 1
+            y = layer(ids, tf.transpose(ids)) if kind is Within else layer(ids)
+            return tf.reduce_mean(y, 0)
+
+        return step
+
+    draw = np.random.default_rng(0)
+    calls = []
+    for number, size in enumerate(draw.integers(3, 90, 60).tolist()):
+        ids = draw.integers(0, 4, [size, 5])
+        if number % 7 == 5:
+            ids[-1, 2] = 99 if number % 2 else -8
+        calls.append(tf.constant(ids))
+    eager = make(unchanged)
+    expected = [snapshot(told(eager, ids)) for ids in calls]
+    step = make(coexec.function)
+    for one, ids in zip(expected, calls, strict=True):
+        assert_same(one, snapshot(told(step, ids)))
+    if kind is keras.layers.Embedding:
+        assert step.stats().regions > 30, step.explain()
+    assert "disagree" not in str(step.explain())
