@@ -378,6 +378,15 @@ def _activate(tapes: list[tuple[int, Any]], numbers: tuple[int, ...]) -> None:
             _tape_set_remove(tape)
 
 
+def use_up(tape: Any) -> None:
+    """Puts a tape into the state in which `gradient` leaves it."""
+    if not tape._persistent and tape._tape is not None:
+        if tape._recording:
+            tape._pop_tape()
+        tape._watched_variables = tape._tape.watched_variables()
+        tape._tape = None
+
+
 def _as_fed(step: Step, args: tuple[Any, ...], feeds: list[Any]) -> tuple[Any, ...]:
     """Returns the arguments with Python values that are feeds replaced by the tensors fed for them.
 

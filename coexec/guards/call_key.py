@@ -42,13 +42,15 @@ class CannotMemoizeArray(CannotMemoize):
 class CallArguments:
     """The arguments of one library call: its key, and the tensors among them."""
 
-    def __init__(self, cursor: Cursor, objects: Callable[[Any], bool] | None = None, arrays: bool = False) -> None:
+    def __init__(
+        self, cursor: Cursor, objects: Callable[[Any], bool] | None = None, arrays: bool = False, any_size: bool = False
+    ) -> None:
         self._objects = objects  # which of the program's objects to compare by identity: others guard them
         self._arrays = arrays  # whether to compare small arrays by value, which would not be converted to tensors
         self._base = cursor.base
         self._end = cursor.step.end
         self._place = cursor.place
-        self._dynamic = cursor.step.dynamic  # then a region knows at which sizes it holds
+        self._dynamic = any_size or cursor.step.dynamic  # then a region knows at which sizes it holds
         self._constant_of = cursor.constant_of
         self.tensors: list[Any] = []  # lazy tensors of the running segment, constants, else eager ones
         self._numbers: dict[int, int] = {}  # of these, by their ids

@@ -14,12 +14,13 @@ from coexec.base.stats import Kind
 from coexec.base.tuning import tuning
 from coexec.follow.flush import cut_at_join, launch_beside
 from coexec.follow.follower import Follower
+from coexec.follow.tapes import use_up
 from coexec.follow.tensor_names import TensorNames
 from coexec.guards.arguments import ArgumentGuard, GivenTensors, argument_guard_of
 from coexec.guards.call_key import CallArguments, CannotMemoize, CannotMemoizeArray, updates_metric, with_tensors
 from coexec.guards.state import LOOKED_AT, is_object, is_watched_object
 from coexec.memoize.array_names import name_arrays
-from coexec.memoize.entry import Region, admit, anchor, fill_form, find, has_other_numbers, repeat_effects
+from coexec.memoize.entry import Region, admit, anchor, fill_form, find, has_other_numbers, repeat_effects, shapes_of
 from coexec.memoize.gradient_spans import BackwardCalls
 from coexec.memoize.known_calls import KnownCalls, StackCounts
 from coexec.memoize.observe import Observation
@@ -85,10 +86,9 @@ class CallSites:
 
     def _make(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            if args and function.__name__ == "apply_gradients":
-                given = args[1] if len(args) > 1 else None
-                if hasattr(given, "__next__"):  # usually a `zip`, which would be consumed
-                    args = (args[0], call(list, (given,), {}), *args[2:])
+            if len(args) > 1 and function.__name__ == "apply_gradients":
+                if hasattr(args[1], "__next__"):  # usually a `zip`, which would be consumed
+                    args = (args[0], call(list, (args[1],), {}), *args[2:])
             return self._call(function, args, kwargs)
         except Exception as error:
             if not self.run.fault(error):
@@ -125,19 +125,26 @@ class CallSites:
         start: Step = run.cursor.step
         helper = helper_of(function)
         objects = is_watched_object if helper is not None else is_object if is_pure(function) else None
-        arguments = CallArguments(run.cursor, objects, function in functions and function not in labelled)
+        short = function in functions and function not in labelled
+        arguments = CallArguments(run.cursor, objects, short)
+        # At the beginning of a segment it is not known yet whether that is for any size.
+        first, any_size = start.end == start.external == 0 and not start.dynamic and function is not gradient, None
         try:
             key = self._key(function, args, kwargs, arguments)
+            if first:
+                any_size = self._key(function, args, kwargs, CallArguments(run.cursor, objects, short, any_size=True))
         except CannotMemoize as reason:
             if arrays and isinstance(reason, CannotMemoizeArray):
                 converts = function in layer_calls or function is loss_call or function in labelled
                 if converts or updates_metric(function, args):
                     return self._call_with_tensors(function, args, kwargs)
-            self._tell(function, str(reason))
+            self._known.tell(run.ledger, function, str(reason))
             return self._run_plainly(function, args, kwargs)
         if start.regions is None:
             start.regions = {}
         key, region = find(start.regions, key, arguments.tensors)
+        if region is None and first and self._known.has_any_size(start):
+            region = self._of_any_size(any_size, arguments)
         if region is None:
             place = place_of_call(function, arguments.anchors, call_stack()[0])
             if self._is_at_join(function, start, key, place, arguments.anchors):
@@ -146,7 +153,7 @@ class CallSites:
                 start.joins = (*start.joins, (function, tally, run.graph.onward_from(place)))
                 return self._call(function, args, kwargs)
             if not admit(start.regions, function) and not self._known.recurs(start, key):
-                self._tell(function, "what it is given keeps changing")
+                self._known.tell(run.ledger, function, "what it is given keeps changing")
                 return self._run_plainly(function, args, kwargs)
             if len(start.regions) >= tuning.max_regions:
                 del start.regions[next(iter(start.regions))]
@@ -191,18 +198,21 @@ class CallSites:
         if function is gradient and self._number in tapes.unsettled and not run.options.validating:
             return self._run_unsettled(region, args, kwargs)
         if run.budget.left <= 0.0:
-            self._tell(function, "learning has taken long enough in this call: what is left is learnt in later ones")
+            text = "learning has taken long enough in this call: what is left is learnt in later ones"
+            self._known.tell(run.ledger, function, text)
             return self._run_plainly(function, args, kwargs)
         if region.is_new() and not self._known.admits(place):
             return self._run_plainly(function, args, kwargs)
         learning = Observation(run, region, args, arguments, self._known, fits, place)
         began, before = time.perf_counter(), run.cursor.count()
         try:
-            return learning.call(kwargs, functools.partial(self._tell, function))
+            return learning.call(kwargs, functools.partial(self._known.tell, run.ledger, function))
         finally:
             try:
                 eager = tuning.eager_operation * (run.cursor.count() - before)
                 seconds = time.perf_counter() - began
+                if first:
+                    self._known.see_any_size(region, any_size)
                 run.budget.spend(max(seconds - (tuning.call_times + 1) * eager, 0.0))
                 if helper is not None:
                     self._known.watching.spend(seconds)
@@ -221,18 +231,13 @@ class CallSites:
                 name_arrays(error, (args, kwargs), taken)
             raise
 
-    def _tell(self, function: Any, reason: str) -> None:
-        told = self._known.reported
-        code = getattr(function, "__code__", function)  # shared by closures made anew on every call
-        tally = told.get((code, reason))
-        if tally is not None:
-            tally.count += 1
-        elif len(told) < 1000:  # finding the place takes time
-            kind = Kind.GRADIENT if function is gradient else Kind.LIBRARY
-            tally = self.run.ledger.cause(kind, f"{function.__qualname__}: {reason}", place_of())
-            told[code, reason] = tally
-        if tally is not None:
-            self._known.reasons[code] = tally
+    def _of_any_size(self, key: Any, arguments: CallArguments) -> Region | None:
+        """Returns the region of a call at the beginning of a segment whose steps are this one's, proven or not."""
+        region = self._known.of_any_size(self.run.cursor.step, key)
+        if region is None or (region.unfed and shapes_of(arguments.tensors, region.unfed) != region.shapes):
+            return None
+        is_for = region.sizes is not None and region.sizes.admit([], self._new_feeds(region, arguments))
+        return region if is_for else None
 
     def _run_plainly(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a call without memoizing; charges its time, less that of nested calls, to the last reason reported."""
@@ -452,14 +457,18 @@ class CallSites:
 
     def _holds_at_sizes(self, region: Region, arguments: CallArguments | GivenTensors) -> bool:
         """Returns whether a region of a dynamic path may be skipped at the sizes of this call."""
-        new = [
+        new = self._new_feeds(region, arguments)
+        before = self.run.tapes.sizes_of(self._number) if region.function is gradient else ()
+        return region.sizes is not None and region.sizes.hold(self.run.cursor.externals, new, before)
+
+    def _new_feeds(self, region: Region, arguments: CallArguments | GivenTensors) -> list[Any]:
+        """Returns what a region of a dynamic path would be fed; None for what is no tensor yet."""
+        return [
             None
             if source in ("number", "size")
             else unwrap(arguments.tensors[value] if source == "argument" else self._feed(source, value))
             for source, value in region.feeds
         ]
-        before = self.run.tapes.sizes_of(self._number) if region.function is gradient else ()
-        return region.sizes is not None and region.sizes.hold(self.run.cursor.externals, new, before)
 
     def _jump(
         self, region: Region, function: Any, args: tuple[Any, ...], arguments: CallArguments | GivenTensors
@@ -507,7 +516,7 @@ class CallSites:
         number = self._number
         result, skipped = passage.go_on()
         if skipped:
-            _use_up(tape)
+            use_up(tape)
             if not tape._persistent:
                 self.run.tapes.finished(number)
         return result
@@ -520,7 +529,7 @@ class CallSites:
         run = self.run
         tapes, base = run.tapes, run.cursor.base
         if function is gradient:
-            _use_up(args[0])
+            use_up(args[0])
         if region.context:
             (call_context() or {}).update(region.context)  # not None: it is part of the key
         if region.notes:
@@ -589,12 +598,3 @@ class CallSites:
 
 def _alive(refs: list[Any]) -> list[Any]:
     return [value for ref in refs if (value := ref()) is not None]
-
-
-def _use_up(tape: Any) -> None:
-    """Puts a tape into the state in which `gradient` leaves it."""
-    if not tape._persistent and tape._tape is not None:
-        if tape._recording:
-            tape._pop_tape()
-        tape._watched_variables = tape._tape.watched_variables()
-        tape._tape = None

@@ -7,14 +7,16 @@ import itertools
 import weakref
 from typing import Any, TypeVar
 
-from coexec.base.causes import Tally
+from coexec.base.causes import Kind, Tally
+from coexec.base.stats import EventLog
 from coexec.base.tuning import tuning
 from coexec.memoize.entry import Region
 from coexec.memoize.shape_variants import ShapeVariants
 from coexec.memoize.watch_budget import WatchBudget
 from tracer.cursor import MAX_WAYS, Cursor
 from tracer.graph import Node, Step, TraceGraph
-from tracer.location import Frame
+from tracer.library import gradient
+from tracer.location import Frame, place_of
 
 _Key = TypeVar("_Key")
 _Known = TypeVar("_Known")
@@ -99,6 +101,9 @@ class KnownCalls:
         # After which nodes calls came to a line first, by function and line, and the ids of the call's objects.
         self._came: dict[Any, dict[Any, Ways]] = {}
         self._without_room: set[int] = set()  # hashes of keys that were not admitted, with their steps
+        # Regions at the beginning of a segment for any size, by the ids of their starts and keys without sizes: behind
+        # other steps of such a segment, their own keys are.
+        self._of_any_size: dict[int, dict[Any, Region]] = {}
         self.calls = 0  # followed calls of the function
         self.reported: dict[tuple[Any, str], Tally] = {}  # by code and reason: finding the place takes time
         self.reasons: dict[Any, Tally] = {}  # by code: the last one reported, charged with its Python's time
@@ -129,6 +134,28 @@ class KnownCalls:
             times = 0
         latest[known] = times + 1, _references(objects)
         return times >= MAX_WAYS
+
+    def has_any_size(self, start: Step) -> bool:
+        """Returns whether calls are known at the beginning of a segment for any size."""
+        return id(start) in self._of_any_size
+
+    def of_any_size(self, start: Step, key: Any) -> Region | None:
+        """Returns the region of a call there, by its key without sizes."""
+        region = self._of_any_size[id(start)].get(key)
+        if region is None or not region.confirmed or (start.regions or {}).get(region.key) is not region:
+            return None
+        return region
+
+    def see_any_size(self, region: Region, key: Any) -> None:
+        """Notes what a run of a call at the beginning of a segment has shown, if that is for any size."""
+        if not (region.confirmed and region.end.dynamic):
+            return
+        if len(self._of_any_size) >= tuning.max_twin_places:
+            self._of_any_size.clear()
+        if self._of_any_size and self.has_any_size(region.start) and self.of_any_size(region.start, key) is not None:
+            return
+        known = _latest(self._of_any_size, id(region.start), key)
+        known[key] = region
 
     def ways_to(self, place: Any) -> Ways:
         """Returns the ways by which calls have come to a library call (see `place_of_call`)."""
@@ -173,6 +200,20 @@ class KnownCalls:
         self.variants, self._seen, self._refused, self._ways = ShapeVariants(), {}, {}, {}
         self._came.clear()
         self._without_room.clear()
+        self._of_any_size.clear()
+
+    def tell(self, ledger: EventLog, function: Any, reason: str) -> None:
+        """Reports why a call is not memoized; its Python's time will be charged to that."""
+        code = getattr(function, "__code__", function)  # shared by closures made anew on every call
+        tally = self.reported.get((code, reason))
+        if tally is not None:
+            tally.count += 1
+        elif len(self.reported) < tuning.max_reported:
+            kind = Kind.GRADIENT if function is gradient else Kind.LIBRARY
+            tally = ledger.cause(kind, f"{function.__qualname__}: {reason}", place_of())
+            self.reported[code, reason] = tally
+        if tally is not None:
+            self.reasons[code] = tally
 
 
 def _latest(places: dict[Any, dict[_Key, _Known]], place: Any, key: _Key) -> dict[_Key, _Known]:

@@ -55,16 +55,22 @@ class ProvenSizes:
             return False
         if not all(len(seen) > tuning.proven_sizes or n in seen for n, seen in zip(sizes, self._before, strict=True)):
             return False
-        feeds = [*earlier, *new]
-        for k, (spec, feed) in enumerate(zip(self._new, new, strict=True), len(earlier)):
-            if feed is not None and not _admits(spec, feed, feeds[:k]):
-                return False
+        if not self.admit(earlier, new):
+            return False
         if self._any:
             return True
+        feeds = [*earlier, *new]
         return all(
             len(seen - fitted) >= tuning.proven_sizes or feeds[k]._shape_tuple()[axis] in seen
             for k, axis, fitted, seen in self._seen
         )
+
+
+    def admit(self, earlier: Sequence[Any], new: Sequence[Any]) -> bool:
+        """Returns whether the call's steps take such feeds, given those from before it."""
+        feeds = [*earlier, *new]
+        specs = enumerate(zip(self._new, new, strict=True), len(earlier))
+        return all(feed is None or _admits(spec, feed, feeds[:k]) for k, (spec, feed) in specs)
 
 
 def _flat(shapes: Any) -> Iterator[int]:

@@ -138,3 +138,88 @@ def test_sizes_on_a_tape_matter():
     calls = [(tf.constant(batch(n)[0]), tf.constant(batch(m)[0]), True) for n, m in sizes]
     calls += [(tf.constant(batch(n)[0]), tf.constant(batch(m)[0]), False) for n, m in sizes]
     run_both(make, calls, jit_compile=False)
+
+
+FIRST = {
+    "a layer": lambda layer, x, y: layer(x),
+    "two tensors": lambda layer, x, y: layer(x) + tf.reduce_sum(tf.nn.softmax(y), 1, keepdims=True),
+    "a function of both": lambda layer, x, y: keras.losses.huber(x, y),
+    "one that broadcasts": lambda layer, x, y: tf.nn.silu(x) + tf.nn.softmax(y)[:, :1],
+    "one that takes a shape": lambda layer, x, y: tf.zeros_like(y) + layer(x),
+    "in a list": lambda layer, x, y: tf.clip_by_global_norm([x, y], 1.0)[0],
+    "what is not used": lambda layer, x, y: layer(x, training=False) if layer.name else tf.nn.silu(y),
+    "a gradient": lambda layer, x, y: gradient_of(layer, x, y),
+}  # fmt: skip
+
+
+def gradient_of(layer, x, y):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(layer(x) ** 2) + tf.reduce_sum(tf.nn.l2_normalize(y, 0))
+    return tape.gradient(loss, layer.trainable_variables)
+
+
+def beginning(call):
+    """Makes programs that begin with the call, twice in the step: behind a read, too."""
+
+    def make(decorate):
+        keras.utils.set_random_seed(1)
+        layer = keras.layers.Dense(WIDTH, "tanh", name="head")
+        layer.build((None, WIDTH))
+
+        @decorate
+        def step(x, y):
+            first = call(layer, x, y)
+            total = float(tf.add_n([tf.reduce_sum(v) for v in tf.nest.flatten(first)]))
+            return first, total, call(layer, y, x)
+
+        return step
+
+    return make
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_calls_at_the_beginning(name):
+    """Nothing tells yet that the segment is for any size: they are skipped at new ones all the same."""
+    sizes = np.random.default_rng(4).permutation(range(20, 90)).tolist()
+    calls = [(tf.constant(batch(n)[0]), tf.constant(batch(n)[0] * 2)) for n in sizes]
+    step = run_both(beginning(FIRST[name]), calls, jit_compile=False)
+    assert step.stats().regions > 2 * 40, step.explain()
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_sizes_at_the_beginning_that_do_not_agree(name):
+    """Other numbers of rows than the other one's, none, one, other ranks, dtypes: once any size is skipped."""
+    sizes = [(n, n) for n in np.random.default_rng(4).permutation(range(20, 60)).tolist()]
+    sizes += [(5, 1), (1, 5), (1, 1), (0, 0), (0, 1), (7, 7), (8, 9), (9, 8), (12, 12), (1, 1), (33, 1), (77, 77)]
+    calls = [(tf.constant(batch(n)[0]), tf.constant(batch(m)[0])) for n, m in sizes]
+    wide = [tf.constant(np.ones(shape, np.float32)) for shape in ([6, WIDTH], [6, 2, WIDTH], [6, 1], [6], [2, 2])]
+    calls += [(a, b) for a in wide for b in wide] + calls[20:24]
+    calls += [(tf.cast(calls[3][0], tf.float64), tf.cast(calls[3][1], tf.float64)), calls[4]]
+    run_both(beginning(FIRST[name]), calls, jit_compile=False)
+
+
+def test_objects_and_masks_at_the_beginning():
+    """Which layer is called, with which flag, on which mask, changes at each size."""
+
+    def make(decorate):
+        keras.utils.set_random_seed(1)
+        kinds = keras.layers.BatchNormalization, keras.layers.LayerNormalization
+        layers = [keras.layers.Dropout(0.5, seed=3), *(kind() for kind in kinds)]
+        for layer in layers:
+            layer.build((None, None, WIDTH))
+        masking = keras.layers.Masking()
+
+        @decorate
+        def step(x, number, training):
+            y = layers[number](x, training=training)
+            return masking(y), float(tf.reduce_sum(y)), layers[0](masking(x)), [v.value for v in layers[1].variables]
+
+        return step
+
+    draw = np.random.default_rng(6)
+    calls = []
+    for size in draw.permutation(range(5, 80)).tolist():
+        x = draw.normal(size=(3, size, WIDTH)).astype(np.float32)
+        x[0, size // 2 :] = 0.0
+        calls.append((tf.constant(x), int(draw.integers(3)), bool(draw.integers(2))))
+    run_both(make, calls, jit_compile=False)
