@@ -133,6 +133,10 @@ class FunctionEntry(TapeEntry):
         self._forward = forward
         self.tapes = tapes
 
+    def calls_back(self) -> bool:
+        """Returns True: its own."""
+        return True
+
     def identity(self, names: TensorNames) -> Any:
         """Returns a key of the operation, apart from its tensors.
 

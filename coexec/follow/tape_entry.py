@@ -38,6 +38,10 @@ class TapeEntry:
     def goes_into(self, region: Any) -> None:
         """Does nothing: an operation is never invalidated."""
 
+    def calls_back(self) -> bool:
+        """Returns whether the gradient calls a backward function other than TensorFlow's own for an operation."""
+        return False
+
     def constants(self) -> list[Any]:
         """Returns none: each is among `given`."""
         return []

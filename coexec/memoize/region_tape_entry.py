@@ -51,6 +51,10 @@ class RegionEntry:
         self._aliases: dict[int, Any] | None = None
         self._constants = constants or []
 
+    def calls_back(self) -> bool:
+        """Returns whether the gradient calls a library's backward function."""
+        return any(isinstance(each, FunctionRecord) for each in self._recorded)
+
     @property
     def tensors(self) -> dict[int, Any]:
         """The tensors of its segment by number: arguments, results, and those that a tape holds.

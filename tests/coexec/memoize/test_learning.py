@@ -54,13 +54,13 @@ def run_training(calls):
 
 
 def test_runs_that_keep_disagreeing_are_observed_ever_less(observed, monkeypatch):
-    """A few runs in a row, and then two at ever doubling distances, where each call was."""
+    """A few runs in a row, and then two at ever doubling distances, where each call was; gradients need but one run."""
     assert run_training(40) > 60
     observed.clear()
     monkeypatch.setattr(entry, "_same", lambda one, other: False)
-    assert run_training(40) == 0
+    assert 20 < run_training(40) < 40
     assert tuning.region_disagreements < observed[layer_call] <= 12
-    assert tuning.region_disagreements < observed[gradient] <= 16
+    assert observed[gradient] <= 8  # as there are records of the layer's operations, or of the layer
 
 
 def walk(model):
@@ -169,7 +169,7 @@ def test_a_second_run_need_not_be_seen_in_full(runs):
 def test_a_gradient_waits_for_the_calls_on_its_tape(runs):
     """In the call in which they are learnt its key is another than in later ones."""
     assert run_training(8) > 6
-    assert runs[gradient] == [False, True]
+    assert runs[gradient] == [False]  # one run tells enough
 
 
 def replace(what, patch, dense, heard):
