@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from coexec.batching.buffers import SHIFT
 from coexec.batching.launches import Gradients, propagate, seed, tracked
-from coexec.follow.tape_entry import Constant, FastEntry
+from coexec.follow.tape_entry import Constant, FastEntry, TapeEntry
 from coexec.follow.tapes import Tapes
 from tracer.intercept import flat_outputs, handling, record_fast
 from tracer.lazy import LazyTensor
@@ -16,7 +16,7 @@ from tracer.private import EagerTensor, context, pywrap_tfe
 from tracer.spec import RESOURCE
 
 
-class BatchedEntry:
+class BatchedEntry(TapeEntry):
     """The entry of one pending operation, put on its tapes only if they are used directly."""
 
     __slots__ = ("args", "op", "result", "tapes")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from coexec.follow.tensor_names import TensorNames
 from tracer.graph import CONST, LIST, Step
@@ -18,6 +19,14 @@ from tracer.sizes import LEAST
 from tracer.spec import Spec, spec_of
 
 Constant = Callable[[Any, Any], Any]  # converts a Python value to a tensor of a dtype
+
+# The dtypes that tapes follow, as TensorFlow's `backprop_util` has them.
+_DIFFERENTIABLE = frozenset(
+    each.as_datatype_enum
+    for each in (
+        tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.complex64, tf.complex128, tf.resource, tf.variant,
+    )
+)  # fmt: skip
 
 
 class TapeEntry:
@@ -41,6 +50,10 @@ class TapeEntry:
     def calls_back(self) -> bool:
         """Returns whether the gradient calls a backward function other than TensorFlow's own for an operation."""
         return False
+
+    def is_differentiable(self) -> bool:
+        """Returns whether a gradient may go through it: not if it gives nothing but integers, say."""
+        return True
 
     def constants(self) -> list[Any]:
         """Returns none: each is among `given`."""
@@ -71,6 +84,10 @@ class Entry(TapeEntry):
         self._made: list[Any] = []  # tensors recorded on tapes in place of Python constants
         if step.closed is None:
             step.closed = bool(self.result) and not step.lists and all(map(_is_inside, step.slots, args))
+
+    def is_differentiable(self) -> bool:
+        """Returns whether a result is of a differentiable dtype."""
+        return any(out.spec.enum in _DIFFERENTIABLE for out in self.step.outputs)
 
     def identity(self, names: TensorNames) -> Any:
         """Returns a key of the operation, apart from its tensors."""

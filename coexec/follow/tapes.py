@@ -330,9 +330,7 @@ class Tapes:
             return None
         seen: list[Any] = []
         base = names.base
-        for entry in self.entries:
-            if number not in entry.tapes:
-                continue
+        for entry in self.entries_of(number):
             brief = entry.brief(names)
             if brief is not None:
                 seen.append(brief)
@@ -346,7 +344,7 @@ class Tapes:
                 seen.append((without_sizes(identity) if any_size else identity, given, entry.tapes))
             except TypeError:  # attributes that cannot be compared
                 return None
-        watches = [(place(tensor), before) for n, tensor, before in self._watches if n == number]
+        watches = [(place(tensor), before) for tensor, before in self.watched_by(number)]
         return number, tuple(seen), tuple(watches)
 
     def sizes_of(self, number: int) -> Sequence[Any]:
@@ -354,8 +352,12 @@ class Tapes:
         return self._sizes[self._began[number] :]
 
     def entries_of(self, number: int) -> list[Any]:
-        """Returns a tape's entries, in order."""
-        return [entry for entry in self.entries if number in entry.tapes]
+        """Returns a tape's entries through which gradients may go, in order."""
+        return [entry for entry in self.entries if number in entry.tapes and entry.is_differentiable()]
+
+    def watched_by(self, number: int) -> list[tuple[Any, int]]:
+        """Returns the tensors that a tape was asked to watch, each with the number of such entries before."""
+        return [(tensor, before) for n, tensor, before in self._watches if n == number]
 
 
 def _gone(value: Any, dtype: Any) -> Any:

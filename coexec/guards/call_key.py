@@ -45,6 +45,7 @@ class CallArguments:
     def __init__(
         self, cursor: Cursor, objects: Callable[[Any], bool] | None = None, arrays: bool = False, any_size: bool = False
     ) -> None:
+        self._of = cursor, objects, arrays
         self._objects = objects  # which of the program's objects to compare by identity: others guard them
         self._arrays = arrays  # whether to compare small arrays by value, which would not be converted to tensors
         self._base = cursor.base
@@ -58,6 +59,10 @@ class CallArguments:
         self.consts: list[Const | None] = []  # the values of those that operations may treat as constants
         self.anchors: list[Any] = []  # objects compared by identity
         self._inside: set[int] = set()  # ids of tensors whose marks are being keyed
+
+    def anew(self, any_size: bool) -> CallArguments:
+        """Returns the same without any arguments yet; `any_size`: for a key without sizes."""
+        return CallArguments(*self._of, any_size=any_size)
 
     def settle(self) -> None:
         """Resolves lazy constants, as effects compare tensors by identity."""

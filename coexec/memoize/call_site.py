@@ -15,11 +15,11 @@ from coexec.base.tuning import tuning
 from coexec.follow.flush import cut_at_join, launch_beside
 from coexec.follow.follower import Follower
 from coexec.follow.tapes import use_up
-from coexec.follow.tensor_names import TensorNames
 from coexec.guards.arguments import ArgumentGuard, GivenTensors, argument_guard_of
 from coexec.guards.call_key import CallArguments, CannotMemoize, CannotMemoizeArray, updates_metric, with_tensors
 from coexec.guards.state import LOOKED_AT, is_object, is_watched_object
 from coexec.memoize.array_names import name_arrays
+from coexec.memoize.call_keys import CallKeys
 from coexec.memoize.entry import Region, admit, anchor, fill_form, find, has_other_numbers, repeat_effects, shapes_of
 from coexec.memoize.gradient_spans import BackwardCalls
 from coexec.memoize.known_calls import KnownCalls, StackCounts
@@ -29,15 +29,14 @@ from coexec.memoize.redirect import helper_of
 from coexec.memoize.region_tape_entry import RegionEntry
 from coexec.memoize.relocation import alike_key, relocate
 from coexec.memoize.shape_variants import place_of_call
+from coexec.memoize.tape_form import TapeForm
 from tracer.faults import absorbs, call, is_fault
 from tracer.graph import Step
 from tracer.intercept import answering_handler, make_constant, tape_is_empty
 from tracer.lazy import LazyTensor, Output, eager_constant, new_lazy, unwrap
-from tracer.library import Surroundings, call_context, functions, gradient, is_pure, labelled, layer_calls, loss_call
+from tracer.library import call_context, functions, gradient, is_pure, labelled, layer_calls, loss_call
 from tracer.location import CAUGHT, call_stack, fate, place_of, user_frames
-from tracer.private import EagerTensor
 from tracer.sizes import settled
-from tracer.spec import RESOURCE
 from tracer.variables import notify_watchers, watchers
 
 _new = LazyTensor.__new__
@@ -62,12 +61,8 @@ class CallSites:
         self._known = known
         known.calls += 1
         self._watch_where_affordable()
-        self._origin = run.cursor.base
-        self._names, self._counts = TensorNames(run.cursor), StackCounts(run.cursor)
-        self._outsiders: dict[int, tuple[int, Any]] = {}  # eager tensors by id, numbered in order of appearance
-        self._surroundings = Surroundings()
+        self._keys, self._counts = CallKeys(run), StackCounts(run.cursor)
         self._inside = 0.0  # seconds in library calls nested in the running one
-        self._kept: list[Any] = []  # objects whose ids are in the key, besides arguments
 
     def _watch_where_affordable(self) -> None:
         watching = self._known.watching
@@ -125,14 +120,9 @@ class CallSites:
         start: Step = run.cursor.step
         helper = helper_of(function)
         objects = is_watched_object if helper is not None else is_object if is_pure(function) else None
-        short = function in functions and function not in labelled
-        arguments = CallArguments(run.cursor, objects, short)
-        # At the beginning of a segment it is not known yet whether that is for any size.
-        first, any_size = start.end == start.external == 0 and not start.dynamic and function is not gradient, None
+        arguments = CallArguments(run.cursor, objects, function in functions and function not in labelled)
         try:
-            key = self._key(function, args, kwargs, arguments)
-            if first:
-                any_size = self._key(function, args, kwargs, CallArguments(run.cursor, objects, short, any_size=True))
+            key = self._keys.of(function, args, kwargs, arguments)
         except CannotMemoize as reason:
             if arrays and isinstance(reason, CannotMemoizeArray):
                 converts = function in layer_calls or function is loss_call or function in labelled
@@ -143,8 +133,18 @@ class CallSites:
         if start.regions is None:
             start.regions = {}
         key, region = find(start.regions, key, arguments.tensors)
-        if region is None and first and self._known.has_any_size(start):
-            region = self._of_any_size(any_size, arguments)
+        form: TapeForm | None = None
+        sizeless: Any = None
+        if region is None or (region.confirmed < 2 and region.reason is None):
+            if function is gradient:
+                form = self._keys.form(key, args, kwargs, arguments)
+                found = None if form is None or region is not None else self._known_by_form(form)
+                if found is not None:
+                    with run.lock:
+                        return self._jump(found[0], function, args, found[1])
+            else:
+                sizeless = self._keys.without_sizes(key, args, kwargs, arguments)
+                region = region or self._known_without_sizes(sizeless, arguments)
         if region is None:
             place = place_of_call(function, arguments.anchors, call_stack()[0])
             if self._is_at_join(function, start, key, place, arguments.anchors):
@@ -158,9 +158,9 @@ class CallSites:
             if len(start.regions) >= tuning.max_regions:
                 del start.regions[next(iter(start.regions))]
             region = start.regions[key] = Region(start, key, function)
-            anchor(region, [*arguments.anchors, *self._kept])
+            anchor(region, [*arguments.anchors, *self._keys.kept])
             if function is gradient:
-                for entry in tapes.entries_of(self._number):
+                for entry in self._keys.entries:
                     entry.goes_into(region)
         region.visits += 1
         # Effects cannot be observed under a profiler.
@@ -195,7 +195,7 @@ class CallSites:
                 return self._jump(region, function, args, arguments)
         if region.visits == 1 and (has_other_numbers(start.regions, region) or self._known.is_late(place)):
             return self._run_plainly(function, args, kwargs)
-        if function is gradient and self._number in tapes.unsettled and not run.options.validating:
+        if function is gradient and self._keys.number in tapes.unsettled and not run.options.validating:
             return self._run_unsettled(region, args, kwargs)
         if run.budget.left <= 0.0:
             text = "learning has taken long enough in this call: what is left is learnt in later ones"
@@ -211,8 +211,11 @@ class CallSites:
             try:
                 eager = tuning.eager_operation * (run.cursor.count() - before)
                 seconds = time.perf_counter() - began
-                if first:
-                    self._known.see_any_size(region, any_size)
+                if form is not None and not (region.recorded or region.calls):
+                    region.names = form.names_of(arguments)
+                    self._known.see_otherwise(region, form.key)
+                elif sizeless is not None and region.end.dynamic:
+                    self._known.see_otherwise(region, sizeless)
                 run.budget.spend(max(seconds - (tuning.call_times + 1) * eager, 0.0))
                 if helper is not None:
                     self._known.watching.spend(seconds)
@@ -231,9 +234,19 @@ class CallSites:
                 name_arrays(error, (args, kwargs), taken)
             raise
 
-    def _of_any_size(self, key: Any, arguments: CallArguments) -> Region | None:
+    def _known_by_form(self, form: TapeForm) -> tuple[Region, GivenTensors] | None:
+        """Returns the region of a gradient known on another path, if it may be skipped, and what it is given."""
+        run = self.run
+        region = self._known.known_otherwise(run.cursor.step, form.key)
+        if region is None or region.confirmed < 2 or region.is_due() or run.options.validating:
+            return None
+        given = form.named(region.names)
+        with run.lock:
+            return (region, given) if given is not None and self._fits(region, given) else None
+
+    def _known_without_sizes(self, key: Any, arguments: CallArguments) -> Region | None:
         """Returns the region of a call at the beginning of a segment whose steps are this one's, proven or not."""
-        region = self._known.of_any_size(self.run.cursor.step, key)
+        region = None if key is None else self._known.known_otherwise(self.run.cursor.step, key)
         if region is None or (region.unfed and shapes_of(arguments.tensors, region.unfed) != region.shapes):
             return None
         is_for = region.sizes is not None and region.sizes.admit([], self._new_feeds(region, arguments))
@@ -299,39 +312,6 @@ class CallSites:
             return True
         return cursor.is_branch() and self._known.is_at_join(start, key, objects) and cursor.graph.meetings.cut()
 
-    # Keys.
-
-    def _key(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: CallArguments) -> Any:
-        """Returns the key of a call, and collects its tensors in `arguments`; raises `CannotMemoize`."""
-        self._kept = []
-        taped = not tape_is_empty()
-        around = self._surroundings.environment(self._kept)
-        if function is not gradient:
-            given = arguments.key(args), arguments.key(kwargs) if kwargs else None
-            return function, taped, around, given
-        kind, history = self._seen(args[0], taped, functools.partial(self._place, arguments))
-        given = arguments.key(args[1:]), arguments.key(kwargs)
-        places = [self._place(arguments, v) for v in arguments.given]
-        if self._knows_handles():  # else none can be a source of the gradient
-            places += [self._place(arguments, v) for v in arguments.anchors]
-        return function, (kind, history, tuple(places)), around, given
-
-    def _seen(self, tape: Any, taped: bool, place: Any) -> tuple[Any, Any]:
-        """Returns the kind of a gradient's tape and its history; `place` names tensors. Raises `CannotMemoize`."""
-        tapes = self.run.tapes
-        if tape._tape is None:
-            raise CannotMemoize("its tape has been used")
-        number = self._number = tapes.number(tape._tape._tape)
-        if tape._persistent and number in tapes.active:
-            raise CannotMemoize("its tape records the gradient")
-        cursor = self.run.cursor
-        history = tapes.history(number, place, self._names, cursor.step.dynamic)
-        if history is None or number < 0:
-            raise CannotMemoize("its tape has records of operations outside of known library calls")
-        if cursor.sizes and not cursor.step.dynamic:
-            history = (*history, tuple(tapes.sizes_of(number)))  # the steps of earlier segments do not tell
-        return (tape._persistent, tape._watch_accessed_variables), history
-
     def _relocate(self, region: Region, arguments: CallArguments, place: Any) -> bool:
         """Fills a new region with what the call is known to do on another path; returns whether it may be skipped."""
         known = self._known.variants.of(place)
@@ -342,28 +322,6 @@ class CallSites:
         known.confirmed(region)
         self._known.confirmed(place)
         return True
-
-    def _knows_handles(self) -> bool:
-        return any(v._datatype_enum() == RESOURCE for _, v in self._outsiders.values())
-
-    def _place(self, arguments: CallArguments, value: Any) -> Any:
-        """Names a tensor or variable by where in the call it comes from.
-
-        Constants are keyed like arguments, as the gradient's operations may depend on their values.
-        """
-        if type(value) is LazyTensor:
-            if value._out.const is not None:
-                return arguments.key(value)
-            if value._key >= self._origin:
-                return self._names.of(value._key)
-        elif isinstance(value, EagerTensor):
-            if self.run.cursor.constant_of(value) is not None:
-                return arguments.key(value)
-        else:
-            value = getattr(value, "handle", None)
-        if value is None:
-            return None
-        return "outside", self._outsiders.setdefault(id(value), (len(self._outsiders), value))[0]
 
     # Skipped calls.
 
@@ -383,7 +341,7 @@ class CallSites:
             if answering_handler() is None:
                 return None
         else:
-            around = self._surroundings.environment([])
+            around = self._keys.surroundings.environment([])
             if around is not pattern.around and around != pattern.around:
                 return None
         if region.function is not gradient:
@@ -402,11 +360,11 @@ class CallSites:
         if given is None:
             return None
         try:
-            place = functools.partial(self._place, _NO_CONSTANTS)
-            seen = *self._seen(args[0], taped, place), tuple([place(v) for v in given.given])
+            place = functools.partial(self._keys.place, _NO_CONSTANTS)
+            seen = *self._keys.seen(args[0], taped, place), tuple([place(v) for v in given.given])
         except CannotMemoize:
             return None
-        return given if seen == pattern.before and not self._knows_handles() else None
+        return given if seen == pattern.before and not self._keys.knows_handles() else None
 
     def _note(self, region: Region, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Sets the guard by which the next call at this place is compared with this one, without a key."""
@@ -458,7 +416,7 @@ class CallSites:
     def _holds_at_sizes(self, region: Region, arguments: CallArguments | GivenTensors) -> bool:
         """Returns whether a region of a dynamic path may be skipped at the sizes of this call."""
         new = self._new_feeds(region, arguments)
-        before = self.run.tapes.sizes_of(self._number) if region.function is gradient else ()
+        before = self.run.tapes.sizes_of(self._keys.number) if region.function is gradient else ()
         return region.sizes is not None and region.sizes.hold(self.run.cursor.externals, new, before)
 
     def _new_feeds(self, region: Region, arguments: CallArguments | GivenTensors) -> list[Any]:
@@ -504,7 +462,7 @@ class CallSites:
     ) -> Passage:
         """Skips the first span of a gradient that calls the program's backward functions."""
         plainly = functools.partial(self._run_plainly, gradient, args, kwargs)
-        passage = Passage(self.run, region, arguments, self._number, plainly)
+        passage = Passage(self.run, region, arguments, self._keys.number, plainly)
         passage.begin()
         return passage
 
@@ -513,7 +471,7 @@ class CallSites:
         tape = args[0]
         if not tape._persistent and tape._recording:
             tape._pop_tape()
-        number = self._number
+        number = self._keys.number
         result, skipped = passage.go_on()
         if skipped:
             use_up(tape)
@@ -557,10 +515,10 @@ class CallSites:
             result = build(made, arguments.given)
         if region.recorded:
             tapes.reads(_alive(region.accessed))
-            before = tapes.entries_of(self._number) if function is gradient else []
+            before = self._keys.entries if function is gradient else []
             tapes.add(RegionEntry(region, arguments, made, run, tapes.active, earlier=before))
         if function is gradient and not args[0]._persistent:
-            tapes.finished(self._number)
+            tapes.finished(self._keys.number)
         if region.end.pause:
             launch_beside(run)
         return result
@@ -593,7 +551,7 @@ class CallSites:
             spec, const = value
             return eager_constant(const.value, spec)
         at, place = value
-        return unwrap(self.run.tapes.entries_of(self._number)[at].get(place))
+        return unwrap(self._keys.entries[at].get(place))
 
 
 def _alive(refs: list[Any]) -> list[Any]:

@@ -101,9 +101,10 @@ class KnownCalls:
         # After which nodes calls came to a line first, by function and line, and the ids of the call's objects.
         self._came: dict[Any, dict[Any, Ways]] = {}
         self._without_room: set[int] = set()  # hashes of keys that were not admitted, with their steps
-        # Regions at the beginning of a segment for any size, by the ids of their starts and keys without sizes: behind
-        # other steps of such a segment, their own keys are.
-        self._of_any_size: dict[int, dict[Any, Region]] = {}
+        # By the ids of their starts, and by keys that leave out what may not matter: regions at the beginning of a
+        # segment for any size, without sizes, as their own keys are behind other steps of such a segment; gradients, by
+        # the forms of their tapes.
+        self._otherwise: dict[int, dict[Any, Region]] = {}
         self.calls = 0  # followed calls of the function
         self.reported: dict[tuple[Any, str], Tally] = {}  # by code and reason: finding the place takes time
         self.reasons: dict[Any, Tally] = {}  # by code: the last one reported, charged with its Python's time
@@ -135,27 +136,17 @@ class KnownCalls:
         latest[known] = times + 1, _references(objects)
         return times >= MAX_WAYS
 
-    def has_any_size(self, start: Step) -> bool:
-        """Returns whether calls are known at the beginning of a segment for any size."""
-        return id(start) in self._of_any_size
-
-    def of_any_size(self, start: Step, key: Any) -> Region | None:
-        """Returns the region of a call there, by its key without sizes."""
-        region = self._of_any_size[id(start)].get(key)
+    def known_otherwise(self, start: Step, key: Any) -> Region | None:
+        """Returns the region of a call by its other key, if it has been seen to do what such a region does."""
+        region = self._otherwise.get(id(start), {}).get(key)
         if region is None or not region.confirmed or (start.regions or {}).get(region.key) is not region:
             return None
         return region
 
-    def see_any_size(self, region: Region, key: Any) -> None:
-        """Notes what a run of a call at the beginning of a segment has shown, if that is for any size."""
-        if not (region.confirmed and region.end.dynamic):
-            return
-        if len(self._of_any_size) >= tuning.max_twin_places:
-            self._of_any_size.clear()
-        if self._of_any_size and self.has_any_size(region.start) and self.of_any_size(region.start, key) is not None:
-            return
-        known = _latest(self._of_any_size, id(region.start), key)
-        known[key] = region
+    def see_otherwise(self, region: Region, key: Any) -> None:
+        """Notes what a run has shown of a call with this other key."""
+        if region.confirmed and self.known_otherwise(region.start, key) is None:
+            _latest(self._otherwise, id(region.start), key)[key] = region
 
     def ways_to(self, place: Any) -> Ways:
         """Returns the ways by which calls have come to a library call (see `place_of_call`)."""
@@ -200,7 +191,7 @@ class KnownCalls:
         self.variants, self._seen, self._refused, self._ways = ShapeVariants(), {}, {}, {}
         self._came.clear()
         self._without_room.clear()
-        self._of_any_size.clear()
+        self._otherwise.clear()
 
     def tell(self, ledger: EventLog, function: Any, reason: str) -> None:
         """Reports why a call is not memoized; its Python's time will be charged to that."""

@@ -50,6 +50,7 @@ from tracer.sizes import SizedConst, const_at
 from tracer.spec import RESOURCE
 
 _NONE: Any = object()  # no result yet
+_FEW = 16
 _CALLS = "it calls a graph function"
 _CUT = "its operations are not followed in one go"
 # CPython's words where a C function has set an exception, and calls Python before it returns, as `TFE_Py_TapeGradient`
@@ -64,6 +65,11 @@ def _holds_any(value: Any, contents: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return any(_holds_any(item, contents) for item in value)
     return isinstance(value, dict) and any(_holds_any(item, contents) for item in value.values())
+
+
+def _is_of_sizes(tensor: Any) -> bool:
+    """Returns whether this is one of the few integers that TensorFlow's functions make of sizes, and keep."""
+    return bool(tensor.dtype.is_integer and tensor._num_elements() <= _FEW)
 
 
 @passes
@@ -387,6 +393,7 @@ class Observation:
                 self._elders.ran_once(region)
         if before == 0 and self._is_certain():
             region.confirmed = 2
+            region.run_again += 1  # not in the same call as what is on its tape
         if end.dynamic:
             self._prove_sizes(start, end, agreed)
         if region.confirmed > 1:
@@ -400,12 +407,12 @@ class Observation:
         """Returns whether one run tells enough: of a gradient that no tape records, of TensorFlow's functions alone.
 
         These only compute, and its key names all that they are given. Its guards are the strictest that a run allows:
-        each value that operations have taken has to be the same. Only two runs tell whether a tensor that comes from
-        elsewhere, or is made of a number, is the same in each call.
+        each value that operations have taken has to be the same. Numbers follow from the sizes in the key. Only two
+        runs tell whether a tensor that comes from elsewhere is the same in each call, but a constant of TensorFlow's.
         """
         if not self._gradient or self._recorded or self._checks:
             return False
-        if any(source not in ("argument", "earlier") for source, _ in self._region.feeds):
+        if any(source == "same" and not _is_of_sizes(value) for source, value in self._region.feeds):
             return False
         return not any(entry.calls_back() for entry in self._entries)
 

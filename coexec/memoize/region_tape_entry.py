@@ -55,6 +55,10 @@ class RegionEntry:
         """Returns whether the gradient calls a library's backward function."""
         return any(isinstance(each, FunctionRecord) for each in self._recorded)
 
+    def is_differentiable(self) -> bool:
+        """Returns True: one of its operations is."""
+        return True
+
     @property
     def tensors(self) -> dict[int, Any]:
         """The tensors of its segment by number: arguments, results, and those that a tape holds.
@@ -108,16 +112,17 @@ class RegionEntry:
         return [*self.arguments, *self._own, *(self._tensor(slot) for slot in self._early if slot < 0)]
 
     def places(self) -> Iterator[tuple[Any, Any]]:
-        """Yields each of its tensors with its key for `get`."""
+        """Yields each of its tensors with its key for `get`, which is the same for calls that do the same elsewhere."""
+        first = self.region.start.end
         for number, tensor in enumerate(self.arguments):
             yield from ((v, ("argument", number)) for v in identities(tensor))
         for number, tensor in self.tensors.items():
-            yield from ((v, ("tensor", number)) for v in identities(tensor))
+            yield from ((v, ("tensor", number - first)) for v in identities(tensor))
 
     def get(self, place: Any) -> Any:
         """Returns an argument, a result, or a tensor kept for the tapes."""
         kind, number = place
-        return self.arguments[number] if kind == "argument" else self.tensors[number]
+        return self.arguments[number] if kind == "argument" else self.tensors[number + self.region.start.end]
 
     def record(self, constant: Callable[[Any, Any], Any]) -> None:
         """Puts the region's operations on the active tapes."""
