@@ -133,6 +133,10 @@ class FunctionEntry(TapeEntry):
         self._forward = forward
         self.tapes = tapes
 
+    def results(self) -> list[Any]:
+        """Returns the outputs of the operation."""
+        return self.outputs
+
     def calls_back(self) -> bool:
         """Returns True: its own."""
         return True

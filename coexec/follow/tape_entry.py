@@ -55,6 +55,10 @@ class TapeEntry:
         """Returns whether a gradient may go through it: not if it gives nothing but integers, say."""
         return True
 
+    def results(self) -> list[Any]:
+        """Returns the tensors that it gives."""
+        raise NotImplementedError
+
     def constants(self) -> list[Any]:
         """Returns none: each is among `given`."""
         return []
@@ -84,6 +88,10 @@ class Entry(TapeEntry):
         self._made: list[Any] = []  # tensors recorded on tapes in place of Python constants
         if step.closed is None:
             step.closed = bool(self.result) and not step.lists and all(map(_is_inside, step.slots, args))
+
+    def results(self) -> list[Any]:
+        """Returns the results of the operation."""
+        return self.result
 
     def is_differentiable(self) -> bool:
         """Returns whether a result is of a differentiable dtype."""
@@ -170,6 +178,10 @@ class NamedEntry(TapeEntry):
         named = zip(self.attrs[::2], self.attrs[1::2], strict=True)
         attrs = [pair for pair in named if pair[0] not in _SEEDS]
         return self.op, freeze(attrs), tuple([spec_of(v) for v in self._tensors()])
+
+    def results(self) -> list[Any]:
+        """Returns the outputs of the operation."""
+        return self.outputs
 
     def given(self) -> list[Any]:
         """Returns its input and output tensors: the latter are feeds of later segments."""

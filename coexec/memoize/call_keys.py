@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import tensorflow as tf
+
 from coexec.follow.follower import Follower
 from coexec.follow.tensor_names import TensorNames
 from coexec.guards.call_key import CallArguments, CannotMemoize
@@ -23,7 +25,7 @@ class CallKeys:
         self.surroundings = Surroundings()
         self.kept: list[Any] = []  # objects whose ids are in the last key, besides arguments
         self.number = -1  # the tape that the last gradient was asked of,
-        self.entries: list[Any] = []  # and its entries
+        self.entries: Any = []  # and its entries, or those that stand for them, by number
         self._run = run
         self._origin = run.cursor.base
         self._names = TensorNames(run.cursor)
@@ -67,9 +69,10 @@ class CallKeys:
         if cursor.step.dynamic or cursor.step.opened or cursor.sizes:
             return None
         try:
-            form = TapeForm(cursor, self.entries, self._run.tapes.watched_by(self.number))
+            targets = tf.nest.flatten(args[1] if len(args) > 1 else kwargs.get("target"))
+            form = TapeForm(cursor, self.entries, self._run.tapes.watched_by(self.number), targets)
             form.ask((self.number, key[1][0], key[2]), args[1:], kwargs, arguments.anchors)
-        except (CannotMemoize, TypeError):
+        except CannotMemoize:
             return None
         return form
 

@@ -211,8 +211,8 @@ class CallSites:
             try:
                 eager = tuning.eager_operation * (run.cursor.count() - before)
                 seconds = time.perf_counter() - began
-                if form is not None and not (region.recorded or region.calls):
-                    region.names = form.names_of(arguments)
+                if form is not None and (named := form.given(arguments)).is_all_of(region):
+                    region.given = named
                     self._known.see_otherwise(region, form.key)
                 elif sizeless is not None and region.end.dynamic:
                     self._known.see_otherwise(region, sizeless)
@@ -240,9 +240,15 @@ class CallSites:
         region = self._known.known_otherwise(run.cursor.step, form.key)
         if region is None or region.confirmed < 2 or region.is_due() or run.options.validating:
             return None
-        given = form.named(region.names)
+        given = None if region.given is None else form.arguments(region.given)
+        if given is None:
+            return None
+        entries, self._keys.entries = self._keys.entries, form.entries(region.given)
         with run.lock:
-            return (region, given) if given is not None and self._fits(region, given) else None
+            if self._fits(region, given):
+                return region, given
+        self._keys.entries = entries
+        return None
 
     def _known_without_sizes(self, key: Any, arguments: CallArguments) -> Region | None:
         """Returns the region of a call at the beginning of a segment whose steps are this one's, proven or not."""

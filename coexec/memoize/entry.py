@@ -86,7 +86,7 @@ class Region(Watcher):
         self.unfed: list[int] = []  # on a dynamic path: the numbers of arguments that no operation takes,
         self.shapes: tuple[Any, ...] = ()  # of which a shape may be all that matters
         self.closed = False  # whether all are of the segment itself, and so implied by the key
-        self.names: tuple[Any, ...] = ()  # of a gradient's arguments, in the form of its tape (`tape_form`)
+        self.given: Any = None  # to a gradient, in the form of its tape: a `Given`
         self.form: tuple[int, Any] | None = None  # its version, and what it then does on tapes
         self.spans: list[Any] = []  # of a gradient with backward functions: see `gradient_spans`
         self.calls: list[Any] = []

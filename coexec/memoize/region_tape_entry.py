@@ -55,6 +55,11 @@ class RegionEntry:
         """Returns whether the gradient calls a library's backward function."""
         return any(isinstance(each, FunctionRecord) for each in self._recorded)
 
+    def results(self) -> list[Any]:
+        """Returns the results of the call, and what tapes hold."""
+        first = self.region.start.end
+        return [tensor for number, tensor in self.tensors.items() if number >= first]
+
     def is_differentiable(self) -> bool:
         """Returns True: one of its operations is."""
         return True

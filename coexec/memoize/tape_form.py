@@ -6,14 +6,15 @@ then the gradient is known by its form. A form names tensors by the record that 
 and operations by what they do. (A decoder with scheduled sampling, of 500 records, learnt 1400 operations of its
 gradient in each call, at 2.5 times eager's time.)
 
-Records that give no differentiable tensors are left out. They may have an influence on the order in which TensorFlow
-sums up gradients, and so on their last bits.
+Records that give no differentiable tensors, or none that leads to a target, are left out. The former may have an
+influence on the order in which TensorFlow sums up gradients, and so on their last bits.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from coexec.follow.tape_entry import Entry, NamedEntry, identities
 from coexec.guards.arguments import GivenTensors
@@ -33,12 +34,16 @@ _NO_FORM = "its tape has records whose form is not known"
 class TapeForm:
     """What a gradient is given, by names that do not depend on the path; `key` is equal where gradients do the same."""
 
-    def __init__(self, cursor: Cursor, entries: Iterable[Any], watches: Iterable[tuple[Any, int]]) -> None:
+    def __init__(
+        self, cursor: Cursor, entries: Sequence[Any], watches: Iterable[tuple[Any, int]], targets: Iterable[Any]
+    ) -> None:
         """`watches`: watched tensors, each with the number of records before. Raises `CannotMemoize`."""
         self._cursor = cursor
+        self._entries = entries
+        self._kept = _leading_to(targets, entries)  # the numbers of those records that the gradient goes through
         self._names = _Names()
-        self._records = tuple([_record(entry, self._names) for entry in entries])
-        self._watched = tuple([(self._names.of(tensor), before) for tensor, before in watches])
+        self._records = tuple([_record(entries[at], self._names) for at in self._kept])
+        self._watched = tuple([(self._names.of(tensor), bisect_left(self._kept, before)) for tensor, before in watches])
         self.key: Any = None
 
     def ask(self, kind: Any, args: Any, kwargs: Any, anchors: Iterable[Any]) -> None:
@@ -53,16 +58,44 @@ class TapeForm:
         except TypeError as error:  # attributes that cannot be compared
             raise CannotMemoize(str(error)) from None
 
-    def names_of(self, arguments: CallArguments) -> tuple[Any, ...]:
-        """Returns the names of a gradient's arguments, in their order."""
-        return tuple(map(self._names.of, arguments.given))
+    def given(self, arguments: CallArguments) -> Given:
+        """Returns what to find again in another call whose form has this key."""
+        return Given(tuple(map(self._names.of, arguments.given)), self._kept)
 
-    def named(self, names: Iterable[Any]) -> GivenTensors | None:
-        """Returns the arguments with these names; None if one has no tensor."""
-        given = [self._names.tensors.get(name) for name in names]
+    def arguments(self, known: Given) -> GivenTensors | None:
+        """Returns the arguments of a gradient known by this form as they are in this call; None if one is missing."""
+        given = [self._names.tensors.get(name) for name in known.names]
         if any(tensor is None for tensor in given):
             return None
         return GivenTensors(self._cursor, [_taken(tensor) for tensor in given], given)
+
+    def entries(self, known: Given) -> dict[int, Any]:
+        """Returns the records of this call's tape by the numbers that they had in the other one."""
+        return dict(zip(known.kept, (self._entries[at] for at in self._kept), strict=True))
+
+
+class Given(NamedTuple):
+    """What a gradient was given: the names of its arguments in order, and the numbers of the records in its form."""
+
+    names: tuple[Any, ...]
+    kept: list[int]
+
+    def is_all_of(self, region: Region) -> bool:
+        """Returns whether it is all that a gradient was given, which is neither recorded nor calls any function."""
+        earlier = {value[0] for source, value in region.feeds if source == "earlier"}
+        return not (region.recorded or region.calls) and earlier.issubset(self.kept)
+
+
+def _leading_to(targets: Iterable[Any], entries: Sequence[Any]) -> list[int]:
+    """Returns the numbers of the records on which targets depend; TensorFlow goes through no others."""
+    needed = {id(known) for target in targets for known in identities(target)}
+    kept = []
+    for at in range(len(entries) - 1, -1, -1):
+        entry = entries[at]
+        if any(id(known) in needed for tensor in entry.results() for known in identities(tensor)):
+            kept.append(at)
+            needed.update(id(known) for tensor in entry.given() for known in identities(tensor))
+    return kept[::-1]
 
 
 def _taken(tensor: Any) -> Any:
@@ -122,11 +155,8 @@ def _record(entry: Any, names: _Names) -> Any:
         if entry.calls_back() or entry.region.early or entry.version != entry.region.version:
             raise CannotMemoize(_NO_FORM)
         given: Sequence[Any] = entry.given()
-        made: Iterable[tuple[Any, Any]] = [
-            (number, tensor) for number, tensor in entry.tensors.items() if number >= entry.region.start.end
-        ]
         first, what = entry.region.start.end, _of_region(entry.region)
-        made = [(number - first, tensor) for number, tensor in made]
+        made: Iterable[tuple[Any, Any]] = [(n - first, tensor) for n, tensor in entry.tensors.items() if n >= first]
     elif type(entry) is Entry:
         given, what, made = entry.given(), _operation(entry.step), enumerate(entry.result)
     elif isinstance(entry, NamedEntry) and not entry.calls_back():

@@ -81,12 +81,13 @@ def test_choices_that_no_gradient_depends_on(monkeypatch):
         return original(self, *found)
 
     monkeypatch.setattr(Observation, "_conclude", conclude)
-    step = run_both(decoder(sampled), calls(40, turns=10))
+    step = run_both(decoder(CHOICES["of several operations"]), calls(40, turns=10))
     known, regions = len(learnt), step.stats().regions
     for call in calls(20, seed=1, turns=10):
         step(*call)
-    assert len(learnt) - known <= 1, step.explain()
+    assert len(learnt) == known <= 8, step.explain()
     assert step.stats().regions - regions >= 20
+    assert "keeps changing" not in str(step.explain())
 
 
 CHOICES = {
@@ -223,8 +224,8 @@ def test_a_variable_that_is_replaced():
                     token = sampled(coin, tokens[:, turn], h)
                 loss = tf.reduce_sum(h**2)
             gradients = tape.gradient(loss, cell.variables)
-            for variable, gradient in zip(cell.variables, gradients, strict=True):
-                variable.assign_sub(0.1 * tf.convert_to_tensor(gradient))
+            for variable, found in zip(cell.variables, gradients, strict=True):
+                variable.assign_sub(0.1 * tf.convert_to_tensor(found))
             return loss, gradients[1:]
 
         return step
