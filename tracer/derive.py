@@ -12,7 +12,7 @@ import numpy as np
 
 from tracer import intercept
 from tracer.graph import DECIDES_AT_LENGTH, VALUE_SHAPED, Node, Variant, refusal
-from tracer.inputs import SHAPE_OPS, foldable
+from tracer.inputs import SHAPE_OPS, foldable, indexes_known
 from tracer.lazy import Output
 from tracer.op import Const, array_in, signature_of
 from tracer.rebuild import RESERVED, infer_outputs
@@ -52,6 +52,8 @@ def feed_changed(node: Node, parts: tuple[Any, ...], outside: dict[Any, Spec], k
     None if there are none, or an output shape depends on them. Two values suffice, though both have been recorded: an
     agent that chooses one of two actions, ten times in a call, would take a thousand paths, and so would its gradient.
     """
+    if indexes_known(node.op, parts, outside):
+        return None
     current = node.variants.get(parts)
     if current is not None and not known and (current.folded or len(node.variants) == 1):
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -439,3 +439,12 @@ def foldable(op: str, stateful: bool, parts: tuple[Any, ...], outputs: tuple[Spe
 
 def _all_const(part: Any) -> bool:
     return all(map(_all_const, part)) if isinstance(part, tuple) else isinstance(part, Const)
+
+
+def indexes_known(op: str, parts: Sequence[Any], outside: Container[Any]) -> bool:
+    """Returns whether an operation takes items of a tensor whose value is known, such as a shape.
+
+    The items are known, too, if the indices are: they are no numbers of the program's that change, even if others come
+    in this turn of a loop after other choices. (Fed, they were read in each call of a dropout, and cut its segment.)
+    """
+    return op == "StridedSlice" and bool(parts) and isinstance(parts[0], Const) and 0 not in outside

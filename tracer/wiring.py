@@ -12,6 +12,7 @@ from tracer.inputs import (
     DATA_SHAPED,
     SHAPED_BY_CONSTANTS,
     Unsupported,
+    indexes_known,
     overflows,
     part_of,
     python_spec,
@@ -49,12 +50,15 @@ class Wiring:
     def build(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Computes the wiring, single inputs before lists, as the cursor matches them; returns the variant key."""
         parts: list[Any] = []
+        fed = self.node.fed
         for i, value in enumerate(inputs):
             if self._is_list(i):
                 self.slots.append(LIST)
                 parts.append(None)
                 continue
-            slot, part, const = self._input(i, value, i in self.node.fed or self.op in STRUCTURES)
+            if i == 1 and indexes_known(self.op, parts, self.outside):
+                fed = frozenset()
+            slot, part, const = self._input(i, value, i in fed or self.op in STRUCTURES)
             if const is not None:
                 self.consts[i] = const
             self.slots.append(slot)
