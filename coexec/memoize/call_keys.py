@@ -61,7 +61,8 @@ class CallKeys:
         self.entries = tapes.entries_of(number)
         if cursor.sizes and not cursor.step.dynamic:
             history = (*history, tuple(tapes.sizes_of(number)))  # the steps of earlier segments do not tell
-        return (tape._persistent, tape._watch_accessed_variables), history
+        watched = tuple(map(id, tape._tape.watched_variables()))  # 0.7 us for six
+        return (tape._persistent, tape._watch_accessed_variables, watched), history
 
     def form(self, key: Any, args: Any, kwargs: dict[str, Any], arguments: CallArguments) -> TapeForm | None:
         """Returns the form of the tape of a gradient with this key; None if there is none."""
@@ -71,7 +72,7 @@ class CallKeys:
         try:
             targets = tf.nest.flatten(args[1] if len(args) > 1 else kwargs.get("target"))
             form = TapeForm(cursor, self.entries, self._run.tapes.watched_by(self.number), targets)
-            form.ask((self.number, key[1][0], key[2]), args[1:], kwargs, arguments.anchors)
+            form.ask((self.number, key[1][0][:2], key[2]), args[1:], kwargs, arguments.anchors, args[0]._tape)
         except CannotMemoize:
             return None
         return form

@@ -29,7 +29,7 @@ from coexec.memoize.redirect import helper_of
 from coexec.memoize.region_tape_entry import RegionEntry
 from coexec.memoize.relocation import alike_key, relocate
 from coexec.memoize.shape_variants import place_of_call
-from coexec.memoize.tape_form import TapeForm
+from coexec.memoize.tape_form import Given, TapeForm
 from tracer.faults import absorbs, call, is_fault
 from tracer.graph import Step
 from tracer.intercept import answering_handler, make_constant, tape_is_empty
@@ -70,14 +70,17 @@ class CallSites:
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Makes a library call for the user: skips it, observes it, or just runs it."""
+        if function is not gradient:
+            return self._make(function, args, kwargs)
         tapes = self.run.tapes
-        if tapes.functions and function is gradient:
-            tapes.around, before = BackwardCalls(self.run), tapes.around
-            try:
-                return self._make(function, args, kwargs)
-            finally:
-                tapes.around = before
-        return self._make(function, args, kwargs)
+        before = tapes.around
+        if tapes.functions:
+            tapes.around = BackwardCalls(self.run)
+        try:
+            return self._make(function, args, kwargs)
+        finally:
+            tapes.around = before
+            self._keys.entries = []
 
     def _make(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
@@ -133,18 +136,17 @@ class CallSites:
         if start.regions is None:
             start.regions = {}
         key, region = find(start.regions, key, arguments.tensors)
-        form: TapeForm | None = None
-        sizeless: Any = None
+        other: Any = None  # a key that leaves out what may not matter
+        named: Given | None = None
         if region is None or (region.confirmed < 2 and region.reason is None):
             if function is gradient:
-                form = self._keys.form(key, args, kwargs, arguments)
-                found = None if form is None or region is not None else self._known_by_form(form)
-                if found is not None:
+                found, other, named = self._find_by_form(key, args, kwargs, arguments)
+                if region is None and found is not None:
                     with run.lock:
                         return self._jump(found[0], function, args, found[1])
             else:
-                sizeless = self._keys.without_sizes(key, args, kwargs, arguments)
-                region = region or self._known_without_sizes(sizeless, arguments)
+                other = self._keys.without_sizes(key, args, kwargs, arguments)
+                region = region or self._known_without_sizes(other, arguments)
         if region is None:
             place = place_of_call(function, arguments.anchors, call_stack()[0])
             if self._is_at_join(function, start, key, place, arguments.anchors):
@@ -211,11 +213,11 @@ class CallSites:
             try:
                 eager = tuning.eager_operation * (run.cursor.count() - before)
                 seconds = time.perf_counter() - began
-                if form is not None and (named := form.given(arguments)).is_all_of(region):
+                if named is not None and named.is_all_of(region):
                     region.given = named
-                    self._known.see_otherwise(region, form.key)
-                elif sizeless is not None and region.end.dynamic:
-                    self._known.see_otherwise(region, sizeless)
+                    self._known.see_otherwise(region, other)
+                elif named is None and other is not None and region.end.dynamic:
+                    self._known.see_otherwise(region, other)
                 run.budget.spend(max(seconds - (tuning.call_times + 1) * eager, 0.0))
                 if helper is not None:
                     self._known.watching.spend(seconds)
@@ -234,8 +236,17 @@ class CallSites:
                 name_arrays(error, (args, kwargs), taken)
             raise
 
+    def _find_by_form(
+        self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: CallArguments
+    ) -> tuple[tuple[Region, GivenTensors] | None, Any, Given | None]:
+        """Returns the region of a gradient known on another path, if it may be skipped, and what it is given.
+
+        Also the key of its form, and what to find again by it. (The form itself would keep the tape's tensors alive.)
+        """
+        form = self._keys.form(key, args, kwargs, arguments)
+        return (None, None, None) if form is None else (self._known_by_form(form), form.key, form.given(arguments))
+
     def _known_by_form(self, form: TapeForm) -> tuple[Region, GivenTensors] | None:
-        """Returns the region of a gradient known on another path, if it may be skipped, and what it is given."""
         run = self.run
         region = self._known.known_otherwise(run.cursor.step, form.key)
         if region is None or region.confirmed < 2 or region.is_due() or run.options.validating:

@@ -46,13 +46,14 @@ class TapeForm:
         self._watched = tuple([(self._names.of(tensor), bisect_left(self._kept, before)) for tensor, before in watches])
         self.key: Any = None
 
-    def ask(self, kind: Any, args: Any, kwargs: Any, anchors: Iterable[Any]) -> None:
+    def ask(self, kind: Any, args: Any, kwargs: Any, anchors: Iterable[Any], tape: Any) -> None:
         """Sets the key of a gradient with these arguments; `kind`: what else it depends on; `anchors`: variables.
 
         Raises `CannotMemoize`.
         """
         given = _NamedArguments(self._cursor, self._names).key((args, kwargs))
-        self.key = kind, self._records, self._watched, given, tuple(map(self._names.of, anchors))
+        trained = frozenset([self._names.known(getattr(v, "handle", None)) for v in tape.watched_variables()])
+        self.key = kind, self._records, self._watched, given, tuple(map(self._names.of, anchors)), trained
         try:
             hash(self.key)
         except TypeError as error:  # attributes that cannot be compared
@@ -138,6 +139,10 @@ class _Names:
             known = self._count, spec.enum, spec.shape, spec.handle
             self._note(tensor, known)
         return known
+
+    def known(self, handle: Any) -> Any:
+        """Returns the name of a variable's handle if it has one, else what memoized calls are known to be fed it by."""
+        return self._known.get(id(handle), id(handle))
 
     def made(self, number: Any, tensor: Any) -> None:
         """Names a tensor that the last record has given."""

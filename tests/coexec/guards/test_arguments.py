@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import coexec
 from coexec import testing
+from coexec.memoize.call_keys import CallKeys
 from coexec.memoize.call_site import CallSites
 from tests.coexec import run_both, unchanged
 from tests.coexec.memoize.test_regions import Training, compare
@@ -28,13 +29,13 @@ def compiled():
 @pytest.fixture
 def keys(monkeypatch):
     """The functions for which a key was made, in order."""
-    made, original = [], CallSites._key
+    made, original = [], CallKeys.of
 
     def key(self, function, *rest):
         made.append(function.__name__)
         return original(self, function, *rest)
 
-    monkeypatch.setattr(CallSites, "_key", key)
+    monkeypatch.setattr(CallKeys, "of", key)
     return made
 
 

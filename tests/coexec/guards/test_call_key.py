@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras import layers
 
 import coexec
+from coexec.memoize.call_keys import CallKeys
 from coexec.memoize.call_site import CallSites
 from tests.coexec import run_both
 from tests.snapshots import assert_same, snapshot
@@ -19,13 +20,13 @@ X = np.random.default_rng(0).normal(size=(4, 3)).astype("float32")
 @pytest.fixture
 def looked_up(monkeypatch):
     """The library calls whose key was made, by name."""
-    calls, make = [], CallSites._key
+    calls, make = [], CallKeys.of
 
     def key(self, function, *given):
         calls.append(function.__qualname__)
         return make(self, function, *given)
 
-    monkeypatch.setattr(CallSites, "_key", key)
+    monkeypatch.setattr(CallKeys, "of", key)
     return calls
 
 

@@ -15,10 +15,10 @@ WIDTH, TURNS = 6, 5
 class Cell:
     """Layers of raw operations, and the variables of a recurrent step."""
 
-    def __init__(self, seed=0):
+    def __init__(self, seed=0, dtype=tf.float32):
         draw = np.random.default_rng(seed)
         self.table, self.w, self.u = [
-            tf.Variable(draw.normal(size=(WIDTH, WIDTH)) / WIDTH**0.5, dtype=tf.float32) for _ in range(3)
+            tf.Variable(draw.normal(size=(WIDTH, WIDTH)) / WIDTH**0.5, dtype=dtype) for _ in range(3)
         ]
         self.variables = [self.table, self.w, self.u]
 
@@ -188,13 +188,13 @@ def test_gradients_of_gradients():
     """What an outer tape records is no gradient by form."""
 
     def make(decorate):
-        cell = Cell()
+        cell = Cell(dtype=tf.float64)
 
         @decorate
         def step(tokens, coins):
             with tf.GradientTape() as outer:
                 with tf.GradientTape() as inner:
-                    h, token = tf.zeros([3, WIDTH]), tokens[:, 0]
+                    h, token = tf.zeros([3, WIDTH], tf.float64), tokens[:, 0]
                     for turn, coin in enumerate(coins, 1):
                         h = cell(token, h)
                         token = sampled(coin, tokens[:, turn], h)
@@ -231,3 +231,33 @@ def test_a_variable_that_is_replaced():
         return step
 
     run_both(make, [(*call, number // 20 % 2) for number, call in enumerate(calls(80))])
+
+
+@pytest.mark.parametrize("raw", [False, True], ids=["layer", "operations"])
+def test_a_variable_that_is_trained_no_more(raw):
+    """Whether a tape watches it is part of what the gradient is known by."""
+
+    def make(decorate):
+        keras.utils.set_random_seed(1)
+        cell, dense = Cell(), keras.layers.Dense(WIDTH, "tanh")
+        dense.build((None, WIDTH))
+        variables = [cell.w, cell.u, *(v.value for v in dense.variables)]
+
+        @decorate
+        def train(tokens, coins):
+            with tf.GradientTape() as tape:
+                h, token = tf.zeros([3, WIDTH]), tokens[:, 0]
+                for turn, coin in enumerate(coins, 1):
+                    h = cell(token, h) if raw else dense(cell(token, h))
+                    token = sampled(coin, tokens[:, turn], h)
+                loss = tf.reduce_sum(h**2)
+            return loss, tape.gradient(loss, variables)
+
+        def step(tokens, coins, trained):
+            for variable in variables:
+                variable._trainable = trained
+            return train(tokens, coins)
+
+        return step
+
+    run_both(make, [(*call, number // 7 % 2 == 0) for number, call in enumerate(calls(50))])
