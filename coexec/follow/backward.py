@@ -185,6 +185,10 @@ class LibraryEntry(FunctionEntry):
     def _tensors(self) -> list[Any]:
         return [*self._inputs, *self.outputs, *self._held]
 
+    def calls_back(self) -> bool:
+        """Returns False: what a library's function does is part of the gradient."""
+        return False
+
     def noted(self, slot: Callable[[Any], Any]) -> FunctionRecord:
         """Returns what a memoized call repeats of it; `slot` says where in its segment a tensor is."""
         inputs, outputs, held = ([slot(v) for v in some] for some in (self._inputs, self.outputs, self._held))

@@ -48,7 +48,7 @@ class TapeEntry:
         """Does nothing: an operation is never invalidated."""
 
     def calls_back(self) -> bool:
-        """Returns whether the gradient calls a backward function other than TensorFlow's own for an operation."""
+        """Returns whether the gradient calls a backward function of the program's."""
         return False
 
     def is_differentiable(self) -> bool:

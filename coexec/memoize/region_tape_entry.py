@@ -52,8 +52,8 @@ class RegionEntry:
         self._constants = constants or []
 
     def calls_back(self) -> bool:
-        """Returns whether the gradient calls a library's backward function."""
-        return any(isinstance(each, FunctionRecord) for each in self._recorded)
+        """Returns False: a memoized call records no function of the program's."""
+        return False
 
     def results(self) -> list[Any]:
         """Returns the results of the call, and what tapes hold."""

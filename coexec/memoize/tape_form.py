@@ -16,6 +16,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from coexec.follow.backward import LibraryEntry
 from coexec.follow.tape_entry import Entry, NamedEntry, identities
 from coexec.guards.arguments import GivenTensors
 from coexec.guards.call_key import CallArguments, CannotMemoize
@@ -157,14 +158,14 @@ class _Names:
 def _record(entry: Any, names: _Names) -> Any:
     """Returns the form of a record, and names what it has given."""
     if type(entry) is RegionEntry:
-        if entry.calls_back() or entry.region.early or entry.version != entry.region.version:
+        if entry.region.early or entry.version != entry.region.version:
             raise CannotMemoize(_NO_FORM)
         given: Sequence[Any] = entry.given()
         first, what = entry.region.start.end, _of_region(entry.region)
         made: Iterable[tuple[Any, Any]] = [(n - first, tensor) for n, tensor in entry.tensors.items() if n >= first]
     elif type(entry) is Entry:
         given, what, made = entry.given(), _operation(entry.step), enumerate(entry.result)
-    elif isinstance(entry, NamedEntry) and not entry.calls_back():
+    elif isinstance(entry, (NamedEntry, LibraryEntry)):
         given, what, made = entry.given(), entry.identity(None), enumerate(entry.outputs)  # type: ignore[arg-type]
     else:
         raise CannotMemoize(_NO_FORM)
@@ -196,9 +197,11 @@ def _steps_of(region: Region) -> Any:
     steps = steps_between(start, region.end)
     if steps is None:
         raise CannotMemoize(_NO_FORM)
-    recorded, arguments = set(map(id, region.recorded)), {slot: n for n, slot in enumerate(region.places)}
+    arguments = {slot: n for n, slot in enumerate(region.places)}
 
-    def source(slot: int) -> Any:
+    def source(slot: Any) -> Any:
+        if isinstance(slot, tuple):  # a constant
+            return slot
         if slot in (CONST, LIST) or slot >= start.end:
             return slot if slot < 0 else slot - start.end
         if (number := arguments.get(slot)) is not None:
@@ -211,12 +214,13 @@ def _steps_of(region: Region) -> Any:
             raise CannotMemoize(_NO_FORM)
         return "same", id(pinned)
 
-    return tuple([
-        (
-            _operation(step),
-            tuple(map(source, step.slots)),
-            tuple([tuple(map(source, listed)) for listed, _ in step.lists.values()]),
-            id(step) in recorded,
-        )
+    done = [
+        (_operation(step), tuple(map(source, step.slots)), *(tuple(map(source, on)) for on, _ in step.lists.values()))
         for step in steps
-    ])  # fmt: skip
+    ]
+    places = {id(step): place for place, step in enumerate(steps)}
+    recorded = [
+        places[id(each)] if isinstance(each, Step) else (each.op, each.closed, tuple(map(source, each.slots())))
+        for each in region.recorded
+    ]
+    return tuple(done), tuple(recorded)

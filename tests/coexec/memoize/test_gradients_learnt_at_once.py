@@ -78,7 +78,7 @@ def test_what_it_is_given_changes(name, persistent):
     run_both(training(name, persistent), calls)
 
 
-@pytest.mark.parametrize("name", ["layer", "operations"])
+@pytest.mark.parametrize("name", ["layer", "operations", "a library's"])
 def test_one_run(name, observed):
     draw = np.random.default_rng(3)
     calls = [(tf.constant(draw.normal(size=(5, WIDTH)), tf.float32), 1) for _ in range(10)]
@@ -90,5 +90,5 @@ def test_one_run(name, observed):
 def test_two_where_a_backward_function_is_called(observed):
     draw = np.random.default_rng(3)
     calls = [(tf.constant(draw.normal(size=(5, WIDTH)), tf.float32), 1) for _ in range(10)]
-    run_both(training("a library's", False), calls)
+    run_both(training("a backward function", False), calls)
     assert len(observed) > 1
