@@ -74,9 +74,14 @@ def _is_alike(op: str) -> bool:
     signature = signature_of(op)
     if signature is None or any(attr.type in ("func", "list(func)") for attr in signature.definition.attr):
         return False
-    if op not in _REPLACED_BEFORE | _MOVING and any(kernels_of(prefix + op) for prefix in ("_Mkl", "_MklNative")):
+    if op not in _REPLACED_BEFORE | _MOVING and any(_has_kernels(prefix + op) for prefix in ("_Mkl", "_MklNative")):
         return False
     return op in _WHOLE or not signature.stateful
+
+
+def _has_kernels(op: str) -> bool:
+    """Returns whether there is such an operation, and kernels for it: asking for these takes 0.6 ms, for it 10 us."""
+    return signature_of(op) is not None and bool(kernels_of(op))
 
 
 def _take_switch() -> bool:
