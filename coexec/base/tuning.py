@@ -320,6 +320,7 @@ class Tuning:
     max_lookups: int = 3000  # lines of the guard of one region's Python code
     max_twins: int = 4  # shape variants of one call at one place that are compared: in training and not, say
     max_twin_places: int = 4096
+    max_other_keys: int = 256  # of calls, by what matters of them alone, of one function
     max_reported: int = 1000  # reasons why library calls are not memoized: finding the place takes time
     max_frames_inside: int = 8  # between a library call and an operation by which it is known to have been made
     max_keys_at_place: int = 64  # of calls: one that is given another object each time has a new key each time

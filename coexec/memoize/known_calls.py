@@ -104,7 +104,7 @@ class KnownCalls:
         # By the ids of their starts, and by keys that leave out what may not matter: regions at the beginning of a
         # segment for any size, without sizes, as their own keys are behind other steps of such a segment; gradients, by
         # the forms of their tapes.
-        self._otherwise: dict[int, dict[Any, Region]] = {}
+        self._otherwise: dict[tuple[int, Any], Region] = {}
         self.calls = 0  # followed calls of the function
         self.reported: dict[tuple[Any, str], Tally] = {}  # by code and reason: finding the place takes time
         self.reasons: dict[Any, Tally] = {}  # by code: the last one reported, charged with its Python's time
@@ -138,15 +138,18 @@ class KnownCalls:
 
     def known_otherwise(self, start: Step, key: Any) -> Region | None:
         """Returns the region of a call by its other key, if it has been seen to do what such a region does."""
-        region = self._otherwise.get(id(start), {}).get(key)
+        region = self._otherwise.get((id(start), key))
         if region is None or not region.confirmed or (start.regions or {}).get(region.key) is not region:
             return None
         return region
 
     def see_otherwise(self, region: Region, key: Any) -> None:
         """Notes what a run has shown of a call with this other key."""
-        if region.confirmed and self.known_otherwise(region.start, key) is None:
-            _latest(self._otherwise, id(region.start), key)[key] = region
+        if not region.confirmed or self.known_otherwise(region.start, key) is not None:
+            return
+        if len(self._otherwise) >= tuning.max_other_keys:  # one of a tape with hundreds of records may take 100 KB
+            del self._otherwise[next(iter(self._otherwise))]
+        self._otherwise[id(region.start), key] = region
 
     def ways_to(self, place: Any) -> Ways:
         """Returns the ways by which calls have come to a library call (see `place_of_call`)."""
