@@ -42,7 +42,7 @@ class TapeForm:
         self._cursor = cursor
         self._entries = entries
         self._kept = _leading_to(targets, entries)  # the numbers of those records that the gradient goes through
-        self._names = _Names()
+        self._names = _Names(cursor)
         self._records = tuple([_record(entries[at], self._names) for at in self._kept])
         self._watched = tuple([(self._names.of(tensor), bisect_left(self._kept, before)) for tensor, before in watches])
         self.key: Any = None
@@ -54,7 +54,8 @@ class TapeForm:
         """
         given = _NamedArguments(self._cursor, self._names).key((args, kwargs))
         trained = frozenset([self._names.known(getattr(v, "handle", None)) for v in tape.watched_variables()])
-        self.key = kind, self._records, self._watched, given, tuple(map(self._names.of, anchors)), trained
+        handles = tuple(map(self._names.of, anchors))
+        self.key = kind, self._records, self._watched, given, handles, trained, tuple(self._names.places)
         try:
             hash(self.key)
         except TypeError as error:  # attributes that cannot be compared
@@ -62,7 +63,9 @@ class TapeForm:
 
     def given(self, arguments: CallArguments) -> Given:
         """Returns what to find again in another call whose form has this key."""
-        return Given(tuple(map(self._names.of, arguments.given)), self._kept)
+        entries = [self._entries[at] for at in self._kept]
+        regions = [entry.region for entry in entries if type(entry) is RegionEntry]
+        return Given(tuple(map(self._names.of, arguments.given)), self._kept, regions)
 
     def arguments(self, known: Given) -> GivenTensors | None:
         """Returns the arguments of a gradient known by this form as they are in this call; None if one is missing."""
@@ -77,10 +80,14 @@ class TapeForm:
 
 
 class Given(NamedTuple):
-    """What a gradient was given: the names of its arguments in order, and the numbers of the records in its form."""
+    """What a gradient was given: the names of its arguments in order, and the numbers of the records in its form.
+
+    The memoized calls among these keep alive what its key names by id.
+    """
 
     names: tuple[Any, ...]
     kept: list[int]
+    regions: list[Region]
 
     def is_all_of(self, region: Region) -> bool:
         """Returns whether it is all that a gradient was given, which is neither recorded nor calls any function."""
@@ -119,9 +126,12 @@ class _NamedArguments(CallArguments):
 class _Names:
     """The names of tensors: record and number of what gave them; a number and spec of those from elsewhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, cursor: Cursor) -> None:
         self.tensors: dict[Any, Any] = {}  # by their names
+        # The places that named tensors have in the running segment, where the gradient's operations find them.
+        self.places: list[tuple[Any, int]] = []
         self.records = 0
+        self._cursor = cursor
         self._known: dict[int, Any] = {}
         self._count = 0
 
@@ -153,6 +163,16 @@ class _Names:
         self.tensors[name] = tensor  # which keeps the ids valid
         for known in identities(tensor):
             self._known[id(known)] = name
+        if type(tensor) is LazyTensor and tensor._value is None:
+            if tensor._key >= self._cursor.base:
+                self.places.append((name, tensor._key - self._cursor.base))
+        elif (feed := self._cursor.place(_taken(tensor))) is not None:
+            self.places.append((name, -1 - feed))
+
+    def started(self, number: int, base: int) -> None:
+        """Notes where the last record's operations are, if that is in the running segment."""
+        if base == self._cursor.base:
+            self.places.append((("record", self.records), number))
 
 
 def _record(entry: Any, names: _Names) -> Any:
@@ -171,6 +191,8 @@ def _record(entry: Any, names: _Names) -> Any:
         raise CannotMemoize(_NO_FORM)
     form = what, tuple(map(names.of, given)), entry.tapes
     names.records += 1
+    if type(entry) is RegionEntry:
+        names.started(entry.region.start.end, entry.base)
     for number, tensor in made:
         names.made(number, tensor)
     return form

@@ -261,3 +261,70 @@ def test_a_variable_that_is_trained_no_more(raw):
         return step
 
     run_both(make, [(*call, number // 7 % 2 == 0) for number, call in enumerate(calls(50))])
+
+
+def critics(between, layer):
+    """Makes programs of two losses of one form, of which a choice says which one a gradient is asked of."""
+
+    def make(decorate):
+        keras.utils.set_random_seed(1)
+        dense = keras.layers.Dense(WIDTH, "tanh")
+        dense.build((None, WIDTH))
+        w = dense.kernel.value
+
+        @decorate
+        def step(x, z, choice):
+            with tf.GradientTape() as tape:
+                losses = [tf.reduce_sum((dense(v) if layer else tf.sin(v @ w)) ** 2) for v in (x, z)]
+            taken = between(x, z, losses)
+            return tape.gradient(losses[choice], [w]), taken
+
+        return step
+
+    return make
+
+
+BETWEEN = {
+    "nothing": lambda x, z, losses: None,
+    "a read": lambda x, z, losses: [float(loss) for loss in losses],
+    "a read, and both fed": lambda x, z, losses: ([float(loss) for loss in losses], x * z),
+    "a read, and one fed": lambda x, z, losses: ([float(loss) for loss in losses], x * 2.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layer", [False, True], ids=["operations", "layer"])
+@pytest.mark.parametrize("between", BETWEEN)
+def test_which_of_two_losses(between, layer):
+    """They have one form, and are at different places in the segment, which the gradient's operations know."""
+    draw = np.random.default_rng(7)
+    x = [tf.constant(draw.normal(size=(3, WIDTH)), tf.float32) for _ in range(61)]
+    run_both(critics(BETWEEN[between], layer), [(*x[n : n + 2], int(draw.integers(2))) for n in range(60)])
+
+
+COTANGENTS = {
+    "made": lambda x: [tf.abs(x), tf.exp(x), tf.cos(x)],
+    "constants": lambda x: [tf.ones_like(x), tf.zeros_like(x), tf.ones_like(x) * 2.0],
+}
+
+
+@pytest.mark.parametrize("read", [False, True])
+@pytest.mark.parametrize("cotangents", COTANGENTS)
+def test_which_of_some_cotangents(cotangents, read):
+    def make(decorate):
+        w = tf.Variable(np.arange(WIDTH), dtype=tf.float32)
+
+        @decorate
+        def step(x, choice, noise):
+            for number in range(noise):
+                tf.argmax(x) if number % 2 else tf.range(3)
+            with tf.GradientTape() as tape:
+                y = tf.sin(x * w)
+            if read:
+                float(y[0])
+            return tape.gradient(y, w, output_gradients=COTANGENTS[cotangents](x)[choice])
+
+        return step
+
+    draw = np.random.default_rng(8)
+    x = [tf.constant(draw.normal(size=WIDTH), tf.float32) for _ in range(60)]
+    run_both(make, [(v, int(draw.integers(3)), int(draw.integers(4))) for v in x])
