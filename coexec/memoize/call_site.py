@@ -140,9 +140,9 @@ class CallSites:
         named: Given | None = None
         if region is None or (region.confirmed < 2 and region.reason is None):
             if function is gradient:
-                found, other, named = self._find_by_form(key, args, kwargs, arguments)
-                if region is None and found is not None:
-                    with run.lock:
+                with run.lock:
+                    found, other, named = self._find_by_form(key, args, kwargs, arguments)
+                    if region is None and found is not None:
                         return self._jump(found[0], function, args, found[1])
             else:
                 other = self._keys.without_sizes(key, args, kwargs, arguments)
@@ -255,9 +255,8 @@ class CallSites:
         if given is None:
             return None
         entries, self._keys.entries = self._keys.entries, form.entries(region.given)
-        with run.lock:
-            if self._fits(region, given):
-                return region, given
+        if self._fits(region, given):
+            return region, given
         self._keys.entries = entries
         return None
 

@@ -145,7 +145,8 @@ class KnownCalls:
 
     def see_otherwise(self, region: Region, key: Any) -> None:
         """Notes what a run has shown of a call with this other key."""
-        if not region.confirmed or self.known_otherwise(region.start, key) is not None:
+        known = self.known_otherwise(region.start, key)
+        if not region.confirmed or (known is not None and not known.is_due()):  # one that is due has just run again
             return
         if len(self._otherwise) >= tuning.max_other_keys:  # one of a tape with hundreds of records may take 100 KB
             del self._otherwise[next(iter(self._otherwise))]

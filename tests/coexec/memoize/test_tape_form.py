@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from coexec.base.tuning import tuned
 from coexec.memoize.observe import Observation
 from tests.coexec import run_both
 from tracer.library import gradient
@@ -88,6 +89,24 @@ def test_choices_that_no_gradient_depends_on(monkeypatch):
     assert len(learnt) == known <= 8, step.explain()
     assert step.stats().regions - regions >= 20
     assert "keeps changing" not in str(step.explain())
+
+
+def test_a_gradient_is_run_again_now_and_then(monkeypatch):
+    """On whatever path it is due; and then it is known for all of them as before."""
+    learnt = []
+    original = Observation._conclude
+
+    def conclude(self, *found):
+        learnt.extend([1] if self._region.function is gradient else [])
+        return original(self, *found)
+
+    monkeypatch.setattr(Observation, "_conclude", conclude)
+    with tuned(region_first_check=20):
+        step = run_both(decoder(CHOICES["of several operations"]), calls(60, turns=10))
+        known = len(learnt)
+        for call in calls(60, seed=1, turns=10):
+            step(*call)
+    assert 1 <= len(learnt) - known <= 5, step.explain()
 
 
 CHOICES = {
