@@ -133,7 +133,6 @@ class Tuning:
     # with runs of its Python before it is skipped at any; and how many are remembered.
     proven_sizes: int = 2
     max_proven_sizes: int = 64
-    max_array: int = 1 << 20  # bytes of an array that a memoized call makes, as of positions, and is fed
     first_calls: int = 4  # of a function: what is learnt in them is no new way, and `explain()` does not list it
     size_depth: int = 3  # levels of nested arguments that are inspected
     size_items: int = 64  # items per container that are inspected
@@ -320,6 +319,8 @@ class Tuning:
     max_lookups: int = 3000  # lines of the guard of one region's Python code
     max_twins: int = 4  # shape variants of one call at one place that are compared: in training and not, say
     max_twin_places: int = 4096
+    max_array: int = 1 << 20  # bytes of an array that such a call makes, as of positions, and is fed
+    few_sizes: int = 16  # integers in a constant that TensorFlow's gradients make of sizes, and keep
     max_other_keys: int = 256  # of calls, by what matters of them alone, of one function
     max_reported: int = 1000  # reasons why library calls are not memoized: finding the place takes time
     max_frames_inside: int = 8  # between a library call and an operation by which it is known to have been made

@@ -137,10 +137,6 @@ class FunctionEntry(TapeEntry):
         """Returns the outputs of the operation."""
         return self.outputs
 
-    def calls_back(self) -> bool:
-        """Returns True: its own."""
-        return True
-
     def identity(self, names: TensorNames) -> Any:
         """Returns a key of the operation, apart from its tensors.
 
@@ -184,10 +180,6 @@ class LibraryEntry(FunctionEntry):
 
     def _tensors(self) -> list[Any]:
         return [*self._inputs, *self.outputs, *self._held]
-
-    def calls_back(self) -> bool:
-        """Returns False: what a library's function does is part of the gradient."""
-        return False
 
     def noted(self, slot: Callable[[Any], Any]) -> FunctionRecord:
         """Returns what a memoized call repeats of it; `slot` says where in its segment a tensor is."""

@@ -47,10 +47,6 @@ class TapeEntry:
     def goes_into(self, region: Any) -> None:
         """Does nothing: an operation is never invalidated."""
 
-    def calls_back(self) -> bool:
-        """Returns whether the gradient calls a backward function of the program's."""
-        return False
-
     def is_differentiable(self) -> bool:
         """Returns whether a gradient may go through it: not if it gives nothing but integers, say."""
         return True

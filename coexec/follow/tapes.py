@@ -7,7 +7,7 @@ From the first deferred record on, all are, in order; `catch_up` puts them on th
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from coexec.follow.backward import Backward, FunctionEntry, LibraryEntry, closed
@@ -320,17 +320,18 @@ class Tapes:
     # A tape's history, in a form that can be compared across calls.
 
     def history(
-        self, number: int, place: Callable[[Any], Any], names: TensorNames, any_size: bool = False
+        self, number: int, entries: Iterable[Any], place: Callable[[Any], Any], names: TensorNames, any_size: bool
     ) -> tuple[Any, ...] | None:
         """Returns a key of all that a tape has recorded and watched, or None if that is not known.
 
-        `place` names all tensors, `names` those of the call that have no value yet; `any_size`: leave out sizes.
+        `entries`: those of the tape, see `entries_of`; `place` names all tensors, `names` those of the call without
+        values; `any_size`: leave out sizes.
         """
         if not self.waiting or number in self._direct or number in self._finished:
             return None
         seen: list[Any] = []
         base = names.base
-        for entry in self.entries_of(number):
+        for entry in entries:
             brief = entry.brief(names)
             if brief is not None:
                 seen.append(brief)

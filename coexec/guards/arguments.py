@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 from coexec.guards.call_key import OBJECT, OTHER, SCALAR, TENSOR, is_fixed_class, is_short, kind_of, marks_of
+from coexec.guards.class_lookup import is_object, is_watched_object
 from coexec.guards.codegen import CheckWriter
-from coexec.guards.state import is_object, is_watched_object
 from tracer import library
 from tracer.cursor import Cursor
 from tracer.lazy import LazyTensor

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from coexec.base.tuning import tuning
-from coexec.guards.state import HEAP
+from coexec.guards.class_lookup import HEAP
 from tracer.cursor import Cursor
 from tracer.inputs import MAX_SHAPE
 from tracer.intercept import make_constant

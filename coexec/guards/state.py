@@ -27,6 +27,7 @@ import wrapt
 from coexec.base.tuning import tuning
 from coexec.guards import arrays
 from coexec.guards.c_functions import is_of_numpy, takes_before_output
+from coexec.guards.class_lookup import HEAP, OF_INSTANCES, is_looked_up, is_plain, is_told_by_type, lacks_methods
 from coexec.guards.codegen import CheckWriter
 from coexec.guards.pure_calls import is_number, plain_attribute
 from tracer.effects import is_programs, is_registered
@@ -163,7 +164,7 @@ class StateGuards:
             return
         builtin = type(value) is types.BuiltinFunctionType and type(value.__self__) is types.ModuleType
         asks = (value is getattr or value is hasattr) and chain in _ASKING  # for literal names
-        if asks or (called and builtin) or (kind and isinstance(value, type) and _is_told_by_type(value)):
+        if asks or (called and builtin) or (kind and isinstance(value, type) and is_told_by_type(value)):
             self._line(f"{place} is {self._writer.constant(value)}")
         elif called and type(value) is types.FunctionType and not self._is_known(value):
             self._line(f"{place} is {self._writer.constant(value)}")
@@ -200,6 +201,8 @@ class StateGuards:
 
     def look_further(self) -> None:
         """Guards all attributes of known objects that may have been read, until there are no new ones."""
+        if self._numbers:
+            self.ask((), OF_INSTANCES)  # NumPy does
         while any(self._asked - seen or self._optional - sought for _, _, seen, sought in self._objects):
             for place, value, seen, sought in list(self._objects):
                 names, missing = sorted(self._asked - seen), sorted(self._optional - sought)
@@ -287,7 +290,7 @@ class StateGuards:
             self._is(place, value)
             self._check(self._writer.let(f"{place}.__wrapped__"), value.__wrapped__)
             return
-        if kind.__flags__ & HEAP and not (issubclass(kind, _KNOWN) or _is_keras(kind)) and not _is_looked_up(kind):
+        if kind.__flags__ & HEAP and not (issubclass(kind, _KNOWN) or _is_keras(kind)) and not is_looked_up(kind):
             raise Refused(f"attributes of a {kind.__qualname__} are computed")
         if value is None or value is True or value is False or value is NotImplemented or value is Ellipsis:
             self._line(f"{place} is {value}")
@@ -356,18 +359,26 @@ class StateGuards:
 
     def _class_itself(self, place: str, kind: type) -> None:
         """Guards a class of the program, of which the same attributes may be read as of instances."""
-        if not isinstance(kind, enum.EnumMeta) and not _is_looked_up(type(kind), type):
+        if not isinstance(kind, enum.EnumMeta) and not is_looked_up(type(kind), type):
             raise Refused(f"attributes of {kind.__qualname__} are computed")
         if self._is(place, kind):
             return
-        self._classes.setdefault(id(kind), (place, kind, set()))
+        if id(kind) not in self._classes:
+            self._add_class(place, kind)
         self._objects.append((place, kind, set(), set()))
         self._looked.add(id(kind))
         meta: Any = type(kind)
         if meta.__flags__ & HEAP and meta.__module__ not in _METACLASSES and id(meta) not in self._classes:
             name = self._writer.let(f"type({place})")
             self._line(f"{name} is {self._writer.constant(weakref.ref(meta))}()")
-            self._classes[id(meta)] = name, meta, set()
+            self._add_class(name, meta)
+
+    def _add_class(self, place: str, kind: type) -> None:
+        """Adds a class of the program's, and guards that it has no method that Python, NumPy or TensorFlow look for."""
+        self._classes[id(kind)] = place, kind, set()
+        lacks, cell, version = lacks_methods(kind)
+        same = f"{self._writer.constant(cell)}.value == {version} or " if version else ""
+        self._line(f"({same}{self._writer.constant(lacks)}({place}))")
 
     def _container(self, place: str, value: Any) -> None:
         """Guards a list, tuple or dict: its type, length, keys and items."""
@@ -405,7 +416,7 @@ class StateGuards:
         kind = type(value)
         if not kind.__flags__ & HEAP:
             raise Refused(f"it reads a {kind.__qualname__}")
-        if not _is_plain(kind):
+        if not is_plain(kind):
             raise Refused(f"attributes of a {kind.__qualname__} are computed")
         if kind.__module__.startswith(("tensorflow.", *MODULES)) and not issubclass(kind, tf.random.Generator):
             raise Refused(f"it reads a {kind.__qualname__}")
@@ -417,7 +428,7 @@ class StateGuards:
         else:
             name = self._writer.let(f"type({place})")
             self._line(f"{name} is {self._writer.constant(weakref.ref(kind))}()")
-            self._classes[id(kind)] = name, kind, set()
+            self._add_class(name, kind)
         self._objects.append((place, value, set(), set()))
         self._looked.add(id(value))
 
@@ -478,7 +489,11 @@ class StateGuards:
         if kind in _DESCRIBED or issubclass(kind, _VARIABLES):
             self._described(place, value, name)
             return
-        if isinstance(value, (type, logging.Logger)) or name in getattr(value, "__dict__", {}):
+        if isinstance(value, (type, logging.Logger)):
+            return
+        if name in getattr(value, "__dict__", {}):
+            if name in OF_INSTANCES:
+                raise Refused(f"it has NumPy take a {kind.__qualname__} for an array")
             return
         self._class_attribute(type(value), name)
         if not any(name in vars(base) for base in type(value).__mro__) and type(vars(value)) is dict:
@@ -488,7 +503,7 @@ class StateGuards:
         """Guards a name in a class and its bases, except libraries': in all of them, as `super()` may read any."""
         place, _, seen = self._classes[id(kind)]
         if isinstance(kind, enum.EnumMeta) and (name in kind.__members__ or name in ("name", "value")):
-            if name in kind.__members__ and name not in seen and _is_plain(kind):  # its own attributes may change
+            if name in kind.__members__ and name not in seen and is_plain(kind):  # its own attributes may change
                 seen.add(name)
                 self._check(self._writer.let(f"{place}._member_map_[{name!r}]"), kind.__members__[name])
             return
@@ -531,58 +546,14 @@ _DESCRIBING = frozenset({
     "__name__", "__qualname__", "__doc__", "__module__", "__annotations__",
     "trainable", "name", "regularizer", "constraint", "synchronization", "aggregation", "overwrite_with_gradient",
 })  # fmt: skip
+# Modules of metaclasses whose own attributes nobody changes.
+_METACLASSES = ("abc", "enum", "typing")
 _VARIABLES = (keras.Variable, tf.Variable)
 _NAMES = frozenset({str, bytes, int, bool, type(None)})  # keys that are the same if equal and of one type
 _KNOWN = (list, tuple, dict, type, EagerTensor, LazyTensor, tf.DType, tf.TensorShape, np.generic, *_VARIABLES)
 
 def _is_keras(kind: type) -> bool:
     return issubclass(kind, (*classes.stateful, *classes.parts))
-
-
-# Modules of metaclasses whose own attributes nobody changes.
-_METACLASSES = ("abc", "enum", "typing")
-_C_METHODS = (types.WrapperDescriptorType, types.MethodDescriptorType)
-
-HEAP = 1 << 9  # the flag of classes created by a `class` statement
-
-
-def is_object(value: Any) -> bool:
-    """Returns whether a value is a function, or an object of a plain class whose state is its attributes."""
-    kind = type(value)
-    if kind is types.FunctionType:
-        return True
-    return bool(kind.__flags__ & HEAP) and kind.__base__ is not None and _is_plain(kind)
-
-
-def is_watched_object(value: Any) -> bool:
-    """Returns whether a value is compared by identity in a watched call, where reads of it are guarded."""
-    kind = type(value)
-    if kind is types.FunctionType or kind is types.ModuleType or isinstance(value, type):
-        return True
-    return bool(kind.__flags__ & HEAP) and not issubclass(kind, (list, tuple, dict, set, frozenset, np.ndarray))
-
-
-def _is_told_by_type(kind: type) -> bool:
-    """Returns whether `isinstance` with this class of a library runs no code of the program."""
-    meta: Any = type(kind)
-    ours = kind.__module__.startswith((*MODULES, "tensorflow.", "numpy", "builtins", "collections"))
-    return ours and (meta.__instancecheck__ is type.__instancecheck__ or meta.__module__.startswith("tensorflow."))
-
-
-def _is_plain(kind: type) -> bool:
-    """Returns whether a class's instances consist of attributes only, found by Python's default lookup."""
-    return _is_looked_up(kind) and not any(map(_is_written_in_c, kind.__mro__[:-1]))
-
-
-def _is_written_in_c(kind: type) -> bool:
-    """Returns whether a class has methods in C: its instances may hold more than attributes (`array`, `partial`)."""
-    return any(type(v) in _C_METHODS and v.__objclass__ is kind for v in list(vars(kind).values()))
-
-
-def _is_looked_up(kind: type, base: type = object) -> bool:
-    """Returns whether a class uses the attribute lookup of `base`, without `__getattr__`."""
-    lookup: Any = kind.__getattribute__
-    return lookup is base.__getattribute__ and not any("__getattr__" in vars(each) for each in kind.__mro__)
 
 
 def _lacks(module: types.ModuleType, name: str) -> bool:

@@ -22,8 +22,8 @@ import wrapt
 
 from coexec.base.tuning import tuning
 from coexec.guards import c_functions as c
+from coexec.guards.class_lookup import HEAP
 from coexec.guards.flat_guards import items_of
-from coexec.guards.state import HEAP
 from coexec.guards.watched_state import WatchedState, is_key, is_observed, of_class
 from tracer.effects import is_of_the_standard_library
 from tracer.errors import Refused

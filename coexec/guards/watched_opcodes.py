@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from coexec.guards import c_functions as c
-from coexec.guards.state import HEAP
+from coexec.guards.class_lookup import HEAP
 from coexec.guards.watched_calls import WatchedCalls
 from coexec.guards.watched_state import is_key
 from tracer.errors import Refused

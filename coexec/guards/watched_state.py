@@ -22,9 +22,9 @@ import wrapt
 
 from coexec.base.tuning import tuning
 from coexec.guards import c_functions as c
+from coexec.guards.class_lookup import HEAP
 from coexec.guards.flat_guards import MISSING, FlatGuards, is_small, items_of
 from coexec.guards.pure_calls import is_number
-from coexec.guards.state import HEAP
 from tracer.errors import Refused
 from tracer.keras_packages import classes
 from tracer.lazy import LazyTensor

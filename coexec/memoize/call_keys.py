@@ -39,14 +39,14 @@ class CallKeys:
         if function is not gradient:
             given = arguments.key(args), arguments.key(kwargs) if kwargs else None
             return function, taped, around, given
-        kind, history = self.seen(args[0], taped, functools.partial(self.place, arguments))
+        kind, history = self.seen(args[0], functools.partial(self.place, arguments))
         given = arguments.key(args[1:]), arguments.key(kwargs)
         places = [self.place(arguments, v) for v in arguments.given]
         if self.knows_handles():  # else none can be a source of the gradient
             places += [self.place(arguments, v) for v in arguments.anchors]
         return function, (kind, history, tuple(places)), around, given
 
-    def seen(self, tape: Any, taped: bool, place: Any) -> tuple[Any, Any]:
+    def seen(self, tape: Any, place: Any) -> tuple[Any, Any]:
         """Returns the kind of a gradient's tape and its history; `place` names tensors. Raises `CannotMemoize`."""
         tapes = self._run.tapes
         if tape._tape is None:
@@ -55,10 +55,10 @@ class CallKeys:
         if tape._persistent and number in tapes.active:
             raise CannotMemoize("its tape records the gradient")
         cursor = self._run.cursor
-        history = tapes.history(number, place, self._names, cursor.step.dynamic)
+        entries = self.entries = tapes.entries_of(number)
+        history = tapes.history(number, entries, place, self._names, cursor.step.dynamic)
         if history is None or number < 0:
             raise CannotMemoize("its tape has records of operations outside of known library calls")
-        self.entries = tapes.entries_of(number)
         if cursor.sizes and not cursor.step.dynamic:
             history = (*history, tuple(tapes.sizes_of(number)))  # the steps of earlier segments do not tell
         watched = tuple(map(id, tape._tape.watched_variables()))  # 0.7 us for six

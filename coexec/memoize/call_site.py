@@ -17,7 +17,8 @@ from coexec.follow.follower import Follower
 from coexec.follow.tapes import use_up
 from coexec.guards.arguments import ArgumentGuard, GivenTensors, argument_guard_of
 from coexec.guards.call_key import CallArguments, CannotMemoize, CannotMemoizeArray, updates_metric, with_tensors
-from coexec.guards.state import LOOKED_AT, is_object, is_watched_object
+from coexec.guards.class_lookup import is_object, is_watched_object
+from coexec.guards.state import LOOKED_AT
 from coexec.memoize.array_names import name_arrays
 from coexec.memoize.call_keys import CallKeys
 from coexec.memoize.entry import Region, admit, anchor, fill_form, find, has_other_numbers, repeat_effects, shapes_of
@@ -363,21 +364,21 @@ class CallSites:
         if region.function is not gradient:
             given = pattern.given(args, kwargs, run.cursor) if pattern.before == taped else None
         else:
-            given = self._given_to_gradient(pattern, args, kwargs, taped)
+            given = self._given_to_gradient(pattern, args, kwargs)
         if given is None or not self._fits(region, given):
             return None
         region.visits += 1
         return given
 
     def _given_to_gradient(
-        self, pattern: ArgumentGuard[Region], args: Any, kwargs: dict[str, Any], taped: bool
+        self, pattern: ArgumentGuard[Region], args: Any, kwargs: dict[str, Any]
     ) -> GivenTensors | None:
         given = pattern.given(args[1:], kwargs, self.run.cursor)
         if given is None:
             return None
         try:
             place = functools.partial(self._keys.place, _NO_CONSTANTS)
-            seen = *self._keys.seen(args[0], taped, place), tuple([place(v) for v in given.given])
+            seen = *self._keys.seen(args[0], place), tuple([place(v) for v in given.given])
         except CannotMemoize:
             return None
         return given if seen == pattern.before and not self._keys.knows_handles() else None
@@ -389,7 +390,7 @@ class CallSites:
             pattern = argument_guard_of(region, given, kwargs, self.run.cursor, *key[1:3])
             if pattern is not None and region.function is gradient:
                 # A guard that would reject even this call (with constants on the tape, say) is of no use.
-                known = self._given_to_gradient(pattern, args, kwargs, not tape_is_empty())
+                known = self._given_to_gradient(pattern, args, kwargs)
                 pattern = pattern if known is not None else None
             region.pattern = pattern
         region.start.pattern = region.pattern

@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Sequence
 from typing import Any, NoReturn
 
 from coexec.base.tuning import tuning
-from coexec.follow.backward import FunctionRecord, LibraryEntry
+from coexec.follow.backward import FunctionEntry, FunctionRecord, LibraryEntry
 from coexec.follow.follower import Follower
 from coexec.follow.unwatched import Unwatched
 from coexec.guards.call_key import CallArguments, CannotMemoize, CannotMemoizeForLong, marks_changed, marks_emptied
@@ -50,7 +50,6 @@ from tracer.sizes import SizedConst, const_at
 from tracer.spec import RESOURCE
 
 _NONE: Any = object()  # no result yet
-_FEW = 16
 _CALLS = "it calls a graph function"
 _CUT = "its operations are not followed in one go"
 # CPython's words where a C function has set an exception, and calls Python before it returns, as `TFE_Py_TapeGradient`
@@ -69,7 +68,7 @@ def _holds_any(value: Any, contents: Any) -> bool:
 
 def _is_of_sizes(tensor: Any) -> bool:
     """Returns whether this is one of the few integers that TensorFlow's functions make of sizes, and keep."""
-    return bool(tensor.dtype.is_integer and tensor._num_elements() <= _FEW)
+    return bool(tensor.dtype.is_integer and tensor._num_elements() <= tuning.few_sizes)
 
 
 @passes
@@ -414,7 +413,7 @@ class Observation:
             return False
         if any(source == "same" and not _is_of_sizes(value) for source, value in self._region.feeds):
             return False
-        return not any(entry.calls_back() for entry in self._entries)
+        return not any(type(entry) is FunctionEntry for entry in self._entries)  # the program's: it runs each time
 
     def _prove_sizes(self, start: Step, end: Step, agreed: bool) -> None:
         """Notes the sizes of a run on a dynamic path: the others are those of runs that it agreed with."""

@@ -51,10 +51,6 @@ class RegionEntry:
         self._aliases: dict[int, Any] | None = None
         self._constants = constants or []
 
-    def calls_back(self) -> bool:
-        """Returns False: a memoized call records no function of the program's."""
-        return False
-
     def results(self) -> list[Any]:
         """Returns the results of the call, and what tapes hold."""
         first = self.region.start.end

@@ -5,25 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from coexec.memoize.observe import Observation
 from tests.coexec import run_both
-from tracer.library import gradient
 
 WIDTH = 4
-
-
-@pytest.fixture
-def observed(monkeypatch):
-    """How often a gradient was observed."""
-    runs = []
-    original = Observation._conclude
-
-    def conclude(self, *found):
-        runs.extend([1] if self._region.function is gradient else [])
-        return original(self, *found)
-
-    monkeypatch.setattr(Observation, "_conclude", conclude)
-    return runs
 
 
 @tf.custom_gradient
@@ -79,16 +63,16 @@ def test_what_it_is_given_changes(name, persistent):
 
 
 @pytest.mark.parametrize("name", ["layer", "operations", "a library's"])
-def test_one_run(name, observed):
+def test_one_run(name, observed_gradients):
     draw = np.random.default_rng(3)
     calls = [(tf.constant(draw.normal(size=(5, WIDTH)), tf.float32), 1) for _ in range(10)]
     step = run_both(training(name, False), calls)
-    assert len(observed) == 1, step.explain()
+    assert len(observed_gradients) == 1, step.explain()
     assert step.stats().regions >= 6
 
 
-def test_two_where_a_backward_function_is_called(observed):
+def test_two_where_a_backward_function_is_called(observed_gradients):
     draw = np.random.default_rng(3)
     calls = [(tf.constant(draw.normal(size=(5, WIDTH)), tf.float32), 1) for _ in range(10)]
     run_both(training("a backward function", False), calls)
-    assert len(observed) > 1
+    assert len(observed_gradients) > 1

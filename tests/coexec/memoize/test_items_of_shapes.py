@@ -49,6 +49,7 @@ def test_ranks_that_differ(make):
     draw = np.random.default_rng(2)
     x = tf.constant(draw.normal(size=(4, 4)), tf.float32)
     step = run_both(make, [(x * n, draw.integers(1, 4, 3).tolist()) for n in range(30)])
+    assert step.stats().followed > 20, step.explain()
     assert "a value was read" not in str(step.explain()), step.explain()
 
 

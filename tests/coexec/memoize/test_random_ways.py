@@ -173,7 +173,7 @@ def test_a_few(seed):
     with testing.always_follow():
         stats = check(seed).stats()
     assert stats.followed > CALLS // 2
-    assert stats.regions > CALLS // 4  # the fewest is seed 2's, 11: nearly each of its calls takes a new way
+    assert stats.regions > CALLS // 2
 
 
 @pytest.mark.slow
