@@ -48,7 +48,6 @@ record_gradient = pywrap_tfe.TFE_Py_RecordGradient
 tape_is_empty = pywrap_tfe.TFE_Py_TapeSetIsEmpty
 variable_accessed = pywrap_tfe.TFE_Py_TapeVariableAccessed
 
-
 meant(core._FallbackException)  # TensorFlow catches it and retries through `execute`
 
 
@@ -87,9 +86,7 @@ _running: list[Any] = []
 
 
 def enter_run(run: Any) -> None:
-    """Registers a run: other threads call `run.settle_for(handles)` before they use resources, and
-    `run.settle_tape(tape)`.
-    """
+    """Registers a run: other threads call its `settle_for(handles)` before they use resources, and `settle_tape`."""
     _running.append(run)
 
 
@@ -285,8 +282,9 @@ def run_settled(op: str, name: Any, args: tuple[Any, ...], given: tuple[Any, ...
     except core._NotOkStatusException as error:
         signature = signature_of(op)
         if args is given or signature is None or not is_issued_by_name(signature, given):
-            raise  # TensorFlow's generated code completes it
-        raise named(error, None) from None
+            raise  # TensorFlow's code completes it
+        # The slow path has errors of its own, as of dtypes; a stateful operation may have done a part of its work.
+        raise (named(error, None) if signature.stateful else core._FallbackException(str(error))) from None
 
 
 @passes

@@ -14,7 +14,7 @@ from tracer.private import core, pywrap_tfe
 from tracer.slow_path import is_issued_by_name
 
 X = tf.ones([4, 3])
-VARIABLE, KERAS_VARIABLE = tf.Variable(X), keras.Variable(X)
+VARIABLE, KERAS_VARIABLE, DOUBLES = tf.Variable(X), keras.Variable(X), tf.Variable(tf.cast(X, tf.float64))
 WRONG = (4, 9, 14)  # the calls that fail
 
 PROGRAMS = {  # each is given two values that fit together, or do not
@@ -40,6 +40,10 @@ PROGRAMS = {  # each is given two values that fit together, or do not
     "paddings": lambda n: tf.pad(X, [[n(1, -1), 0], [0, 0]]),
     "segments": lambda n: tf.math.unsorted_segment_sum(X, [0, 0, 1, n(1, 5)], 2),
     "rows that are written": lambda n: VARIABLE.scatter_nd_update([[n(1, 9)]], [[1.0, 1.0, 1.0]]),
+    "another dtype than the operation takes": lambda n: tf.raw_ops.All(input=n(X > 0, X), axis=[0, 1]),
+    "a variable of another dtype": lambda n: tf.where(n(X > 0, VARIABLE), [1.0, 2.0, 3.0], X),
+    "variables of two dtypes": lambda n: tf.concat([KERAS_VARIABLE, n(VARIABLE, DOUBLES)], 0),
+    "a tensor of another dtype": lambda n: tf.tensordot(X, n(X, tf.cast(X, tf.float64)), [[0], [0]]),
     "a check": lambda n: tf.debugging.check_numerics(tf.constant([n(1.0, np.nan)]), "no number"),
 }
 
