@@ -8,8 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from coexec.follow.follower import Follower
+from coexec.follow.tape_entry import Entry
 from coexec.follow.tensor_names import TensorNames
 from coexec.guards.call_key import CallArguments, CannotMemoize
+from coexec.memoize.fed_tensors import FedTensors
+from coexec.memoize.region_tape_entry import RegionEntry
 from coexec.memoize.tape_form import TapeForm
 from tracer.intercept import tape_is_empty
 from tracer.lazy import LazyTensor
@@ -59,10 +62,28 @@ class CallKeys:
         history = tapes.history(number, entries, place, self._names, cursor.step.dynamic)
         if history is None or number < 0:
             raise CannotMemoize("its tape has records of operations outside of known library calls")
+        if cursor.externals:
+            history = (*history, self._fed(entries))
         if cursor.sizes and not cursor.step.dynamic:
             history = (*history, tuple(tapes.sizes_of(number)))  # the steps of earlier segments do not tell
         watched = tuple(map(id, tape._tape.watched_variables()))  # 0.7 us for six
         return (tape._persistent, tape._watch_accessed_variables, watched), history
+
+    def _fed(self, entries: list[Any]) -> tuple[Any, ...]:
+        """Returns which feeds of the running segment are tensors that a tape has recorded outside of it, or constants.
+
+        The path tells which feed an operation takes, but not which of such tensors an operation before was fed.
+        """
+        base, found = self._run.cursor.base, FedTensors(self._run.cursor)
+        for at, entry in enumerate(entries):
+            if type(entry) is Entry:
+                is_inside = entry.result[0]._key >= base
+            else:
+                is_inside = type(entry) is RegionEntry and entry.base >= base
+            if not is_inside:
+                found.add(at, entry.places())
+            found.add_constants(at, entry)
+        return found.all()
 
     def form(self, key: Any, args: Any, kwargs: dict[str, Any], arguments: CallArguments) -> TapeForm | None:
         """Returns the form of the tape of a gradient with this key; None if there is none."""

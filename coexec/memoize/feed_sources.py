@@ -50,6 +50,10 @@ class FeedSources:
         array = self._converted(value)
         return ("same", value) if array is None else ("number", (spec_of(value), Const(array)))
 
+    def is_recorded(self, value: Any) -> bool:
+        """Returns whether a gradient's tape has recorded a tensor."""
+        return id(value) in self.known or id(value) in self._constants
+
     def _converted(self, value: Any) -> Any:
         """Returns the array that a tensor was made of in this call; None if it was not, or if that is too large."""
         run = self._run
@@ -63,7 +67,11 @@ class FeedSources:
     @functools.cached_property
     def _recorded_constants(self) -> set[int]:
         """The ids of tensors that a gradient's tape has for constants; these may depend on sizes on a dynamic path."""
-        return {id(unwrap(v)) for entry in self._entries if not self._start.dynamic for v in entry.constants()}
+        return set() if self._start.dynamic else self._constants
+
+    @functools.cached_property
+    def _constants(self) -> set[int]:
+        return {id(unwrap(v)) for entry in self._entries for v in entry.constants()}
 
     def sized(self, feed: tuple[str, Any], spec: Spec) -> tuple[str, Any]:
         """Returns the source of a feed, by sizes if it is a number that follows from them."""

@@ -333,8 +333,8 @@ class Observation:
                     raise CannotMemoize("it uses a tensor that it was not given")
                 if slot < 0 and -1 - slot < start.external:
                     known = cursor.externals[-1 - slot]
-                    # What a gradient takes from earlier was recorded by its tape, whose history is part of the key.
-                    if not self._gradient and id(known) not in given:
+                    # The key of a gradient names what its tape has recorded, and where that was fed.
+                    if id(known) not in given and not (self._gradient and self._sources.is_recorded(known)):
                         pins[-1 - slot] = known
         feeds = [self._sources.of(v) for v in cursor.externals[start.external : end.external]]
         form = form_of(result, place := functools.partial(self._place, first=start.end, end=end.end))

@@ -21,6 +21,7 @@ from coexec.follow.tape_entry import Entry, NamedEntry, identities
 from coexec.guards.arguments import GivenTensors
 from coexec.guards.call_key import CallArguments, CannotMemoize
 from coexec.memoize.entry import Region
+from coexec.memoize.fed_tensors import FedTensors
 from coexec.memoize.region_tape_entry import RegionEntry
 from coexec.memoize.step_range import steps_between
 from tracer.cursor import Cursor
@@ -44,6 +45,9 @@ class TapeForm:
         self._kept = _leading_to(targets, entries)  # the numbers of those records that the gradient goes through
         self._names = _Names(cursor)
         self._records = tuple([_record(entries[at], self._names) for at in self._kept])
+        self._constants = FedTensors(cursor)  # their names do not tell where they are
+        for number, at in enumerate(self._kept):
+            self._constants.add_constants(number, entries[at])
         self._watched = tuple([(self._names.of(tensor), bisect_left(self._kept, before)) for tensor, before in watches])
         self.key: Any = None
 
@@ -55,7 +59,8 @@ class TapeForm:
         given = _NamedArguments(self._cursor, self._names).key((args, kwargs))
         trained = frozenset([self._names.known(getattr(v, "handle", None)) for v in tape.watched_variables()])
         handles = tuple(map(self._names.of, anchors))
-        self.key = kind, self._records, self._watched, given, handles, trained, tuple(self._names.places)
+        places = *self._names.places, *self._constants.all()
+        self.key = kind, self._records, self._watched, given, handles, trained, places
         try:
             hash(self.key)
         except TypeError as error:  # attributes that cannot be compared

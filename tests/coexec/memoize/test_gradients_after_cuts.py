@@ -1,0 +1,150 @@
+"""Gradients asked after a value was read: operations in between take one or the other of the tape's tensors."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from coexec import testing
+from tests.coexec import run_both
+
+WIDTH, CALLS = 3, 48
+
+
+@tf.custom_gradient
+def doubled(x):
+    y = x * 2.0
+    return y, lambda dy: dy * tf.cos(y)
+
+
+def operations(tape, w, x, z, layer):
+    a, b = x * w, z * w
+    return (a, b), tf.reduce_sum(tf.sin(a) * 2.0 + tf.cos(b))
+
+
+def layers(tape, w, x, z, layer):
+    a, b = layer(x), layer(z)
+    return (a, b), tf.reduce_sum(tf.sin(a) * 2.0 + tf.cos(b) * w)
+
+
+def inputs(tape, w, x, z, layer):
+    tape.watch([x, z])
+    return (x, z), tf.reduce_sum(tf.sin(x * w) * 2.0 + tf.cos(z * w) * tf.reduce_sum(layer(z)))
+
+
+def functions(tape, w, x, z, layer):
+    a, b = doubled(x * w), doubled(z * w)
+    return (a, b), tf.reduce_sum(tf.sin(a) * 2.0 + tf.cos(b))
+
+
+def of_a_loop(tape, w, x, z, layer):
+    both = []
+    for _ in range(2):
+        x, z = tf.sin(x * w), tf.cos(z * w)
+        both += [x, z]
+    return both[:2], tf.reduce_sum(both[2] * both[3] * both[0])
+
+
+def hosts(tape, w, x, z, layer):
+    a, b = (tf.py_function(lambda v: v * 1.5, [v * w], tf.float32) for v in (x, z))
+    a.set_shape(x.shape)
+    b.set_shape(x.shape)
+    return (a, b), tf.reduce_sum(tf.sin(a) * 2.0 + tf.cos(b))
+
+
+def stacked(tape, w, x, z, layer):
+    both = tf.unstack(tf.stack([x * w, z * w]))
+    return both, tf.reduce_sum(tf.concat([tf.sin(both[0]), tf.cos(both[1])], 0) ** 2)
+
+
+def numbers(tape, w, x, z, layer):
+    rates = tf.constant(2.0), tf.constant(3.0)
+    return rates, tf.reduce_sum(tf.sin(x * rates[0] * w) * rates[1])
+
+
+PROGRAMS = [operations, layers, inputs, functions, of_a_loop, hosts, stacked, numbers]
+
+BETWEEN = {
+    "an operation": lambda tensor, other: tf.exp(tensor * 0.1),
+    "two operations": lambda tensor, other: tf.exp(tensor * 0.1) + tf.sin(other),
+    "the other way round": lambda tensor, other: tf.sin(other) * tf.exp(tensor * 0.1),
+    "a number": lambda tensor, other: tensor * 2.0 + other * 3.0,
+    "a layer": lambda tensor, other: keras.ops.softmax(tensor * 0.1, -1) if len(tensor.shape) else tensor + 1.0,
+}
+
+
+def program(forward, between, read, persistent):
+    def make(decorate):
+        keras.utils.set_random_seed(3)
+        layer = keras.layers.Dense(WIDTH, "silu")
+        layer.build((None, WIDTH))
+        metric = keras.metrics.Mean()
+        metric.update_state(0.0)
+        w = tf.Variable([1.0, 2.0, 0.5])
+
+        @decorate
+        def step(x, z, choice):
+            with tf.GradientTape(persistent=persistent) as tape:
+                both, loss = forward(tape, w, x, z, layer)
+                other = tf.reduce_sum(both[choice] ** 2)
+            if read:
+                float(loss)
+            shown = BETWEEN[between](both[choice], both[1 - choice])
+            metric.update_state(both[choice])
+            variables = [w, *layer.trainable_variables]
+            first = tape.gradient(other, variables) if persistent else None
+            return shown, first, tape.gradient(loss, variables), metric.result()
+
+        return step
+
+    return make
+
+
+def calls(pattern):
+    draw = np.random.default_rng(5)
+    return [
+        (
+            *tf.constant(draw.normal(size=(2, 2, WIDTH)), tf.float32),
+            {"blocks": n // 6, "random": draw.integers(2)}[pattern] % 2,
+        )
+        for n in range(CALLS)
+    ]
+
+
+@pytest.mark.parametrize("read", [True, False], ids=["read", "in one segment"])
+@pytest.mark.parametrize("between", BETWEEN)
+@pytest.mark.parametrize("forward", PROGRAMS)
+def test_one_of_the_tapes_tensors(forward, between, read):
+    with testing.always_follow():
+        step = run_both(program(forward, between, read, False), calls("blocks"))
+    if forward not in (hosts, functions):
+        assert step.stats().regions > CALLS, step.explain()
+
+
+@pytest.mark.parametrize("pattern", ["blocks", "random"])
+@pytest.mark.parametrize("read", [True, False], ids=["read", "in one segment"])
+@pytest.mark.parametrize("forward", PROGRAMS)
+def test_an_earlier_gradient_of_the_tape(forward, read, pattern):
+    with testing.always_follow():
+        run_both(program(forward, "an operation", read, True), calls(pattern))
+
+
+def test_a_number_that_was_on_the_tape():
+    """One tensor of a number is on the tape, another of the same dtype is fed behind the cut in its place."""
+
+    def make(decorate):
+        w = tf.Variable([1.0, 2.0, 0.5])
+        rates = [tf.constant(rate) for rate in (2.0, 3.0)]
+
+        @decorate
+        def step(x, z, choice):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.sin(x * rates[0]) * w * rates[1])
+            float(loss)
+            shown = z * rates[choice]
+            return shown, tape.gradient(loss, w)
+
+        return step
+
+    step = run_both(make, calls("blocks"))
+    assert step.stats().regions > CALLS // 2, step.explain()
