@@ -32,6 +32,7 @@ F + S.array | S.array * F | S.array - S.v | F * np.float64(0.3) | F / np.sqrt(2.
 S.v * np.int64(2) | F - S.v * np.float32(0.3)
 tf.where(F == F[::-1], F, S.v) | tf.add_n([F, S.v]) * 0.5 | tf.nn.l2_loss(S.v) * 0.1 + F | tf.cumsum(S.v) * 0.5 + F
 tf.identity(S.v) + F | tf.cast(S.m, tf.float32) * 0.01 + F | F + np.float32(call % 2)
+tf.tanh((F, F, F)[call // 5 % 3]) | (F, S.held)[call // 7 % 2] * 0.5 | F * (S.v, S.alias)[call // 6 % 2]
 """
 
 WHOLE = """
@@ -370,7 +371,10 @@ class Maker:
         uses = "S.update(found[0])", f"{result} = S.bounded(found[1], {result})", "S.optimize(found)"
         uses += f"{result} = S.gathered(found, {result})", f"{result} = S.gathered(found, {result})"
         again = [Statement([(f"S.update({tape}.gradient(loss, [{others[0]}, S.v])[-1])", None)])] if kept else []
-        used = [Statement([(ask, None)]), Statement([(choice(uses), None)]), *again]
+        between = self.block(2) if chance() < 0.5 else []
+        if chance() < 0.4:  # what comes behind is launched apart from what the tape has recorded
+            between.insert(0, Statement([("S.log.append(float(loss))", None)]))
+        used = [*between, Statement([(ask, None)]), Statement([(choice(uses), None)]), *again]
         head = f"with tf.GradientTape({options}) as {tape}:{watch}"
         return Statement([(head, [*self.block(3), loss]), ("if True:", used)])
 
@@ -391,7 +395,10 @@ class Maker:
             if symbol == "S" or not alone:
                 out += symbol
             elif symbol == "F":
-                out += self.random.choice(FLOATS)
+                one, other = self.random.choice(FLOATS), self.random.choice(FLOATS)
+                # An argument that is another one for some calls: what was learnt with one is used with the other.
+                turns = out.endswith("(") and self.about_tapes and self.random.random() < 0.15
+                out += f"({one}, {other})[call // 6 % 2]" if turns else one
             elif symbol == "I":
                 out += self.random.choice(WHOLES)
             elif symbol == "N":
