@@ -10,6 +10,7 @@ import tensorflow as tf
 from coexec.base.tuning import tuning
 from coexec.follow.follower import Follower
 from coexec.guards.call_key import CallArguments, CannotMemoizeForLong
+from coexec.memoize.region_tape_entry import RegionEntry
 from tracer.graph import Step
 from tracer.inputs import small
 from tracer.lazy import unwrap
@@ -51,8 +52,19 @@ class FeedSources:
         return ("same", value) if array is None else ("number", (spec_of(value), Const(array)))
 
     def is_recorded(self, value: Any) -> bool:
-        """Returns whether a gradient's tape has recorded a tensor."""
-        return id(value) in self.known or id(value) in self._constants
+        """Returns whether a feed is known to be the same one wherever a gradient's tape has recorded the same."""
+        return id(value) in self.known or id(value) in self._constants or id(value) in self._fed_by_regions
+
+    @functools.cached_property
+    def _fed_by_regions(self) -> set[int]:
+        """The ids of what memoized calls on the tape have fed to the running segment."""
+        cursor = self._run.cursor
+        found: set[int] = set()
+        for entry in self._entries:
+            if type(entry) is RegionEntry and entry.base >= cursor.base and entry.version == entry.region.version:
+                region = entry.region
+                found.update(map(id, cursor.externals[region.start.external : region.end.external]))
+        return found
 
     def _converted(self, value: Any) -> Any:
         """Returns the array that a tensor was made of in this call; None if it was not, or if that is too large."""
