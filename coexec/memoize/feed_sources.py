@@ -31,6 +31,7 @@ class FeedSources:
     def __init__(self, run: Follower, start: Step, arguments: CallArguments, entries: list[Any]) -> None:
         """`start`: the step before the call; `entries`: of a gradient, the records on its tape."""
         self._run, self._start, self._arguments, self._entries = run, start, arguments, entries
+        self._base, self._externals = run.cursor.base, run.cursor.externals  # of the segment in which the call begins
 
     @functools.cached_property
     def known(self) -> dict[int, tuple[str, Any]]:
@@ -57,13 +58,12 @@ class FeedSources:
 
     @functools.cached_property
     def _fed_by_regions(self) -> set[int]:
-        """The ids of what memoized calls on the tape have fed to the running segment."""
-        cursor = self._run.cursor
+        """The ids of what memoized calls on the tape have fed to that segment."""
         found: set[int] = set()
         for entry in self._entries:
-            if type(entry) is RegionEntry and entry.base >= cursor.base and entry.version == entry.region.version:
+            if type(entry) is RegionEntry and entry.base >= self._base and entry.version == entry.region.version:
                 region = entry.region
-                found.update(map(id, cursor.externals[region.start.external : region.end.external]))
+                found.update(map(id, self._externals[region.start.external : region.end.external]))
         return found
 
     def _converted(self, value: Any) -> Any:

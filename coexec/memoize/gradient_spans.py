@@ -17,6 +17,7 @@ from coexec.follow.follower import Follower
 from coexec.follow.tape_entry import identities
 from coexec.guards.call_key import CallArguments, CannotMemoize
 from coexec.memoize.entry import form_of
+from coexec.memoize.feed_sources import FeedSources
 from coexec.memoize.step_range import Outputs, constants_of, slots_of, steps_between
 from tracer.faults import OURS, absorbs, call, passes
 from tracer.graph import Step
@@ -45,6 +46,7 @@ class BackwardCall(NamedTuple):
     at: int
     cotangents: Any
     key: Any
+    same: list[tuple[int, tuple[str, Any]]]  # results that are tensors from these sources, as an argument that it has
     taken: list[tuple[int, Const]]  # results whose values operations use as constants
 
 
@@ -111,7 +113,7 @@ class _Seen(NamedTuple):
     base: int
     steps: list[Step]
     fed: list[Any]
-    pins: list[tuple[int, Any]]  # feeds of a backward function that its operations take, too
+    pins: list[tuple[int, Any]]  # feeds of what came before that its operations take, too
     numbers: set[int]  # ids of the feeds converted from Python numbers
     notes: dict[Step, Any]
     held: list[tuple[int, LazyTensor]]  # its tensors that were referenced at its end
@@ -154,10 +156,8 @@ class HeardCalls:
         if any(step in run.assertions for step in steps):
             raise CannotMemoize("what an assertion says where it fails keeps changing")
         fed = cursor.externals[start.external : end.external]
-        last = self._seen[-1].end if self._seen else start
-        since = last.external if last.root() is start.root() else 0
         taken = {-1 - slot for step in steps for slot in slots_of(step) if slot < 0}
-        pins = [(k, cursor.externals[k]) for k in sorted(taken) if since <= k < start.external]
+        pins = [(k, cursor.externals[k]) for k in sorted(taken) if k < start.external]
         held = [(n, run.values[n]) for n in run.referenced_between(start.end, end.end)]
         notes = {step: run.notes[step] for step in steps if step in run.notes}
         numbers = {id(v) for v in fed if id(v) in cursor.numbers}
@@ -205,21 +205,30 @@ class HeardCalls:
         self._calls.append((*self._now, key, after))
         self._begin()
 
-    def parts(self, result: Any, arguments: CallArguments, sources: dict[int, tuple[str, Any]]) -> GradientParts:
-        """Returns what the gradient did; `sources`: those of other tensors, by id. Raises `CannotMemoize`."""
+    def parts(self, result: Any, arguments: CallArguments, sources: FeedSources) -> GradientParts:
+        """Returns what the gradient did; `sources`: those of other tensors. Raises `CannotMemoize`."""
         self._learn(self._end)
         if self.reason is not None:
             raise CannotMemoize(self.reason)
         if len(self.drawn) > self._drawn:
             raise CannotMemoize("it draws random numbers around a backward function")
-        places = _Places(self._seen, self._calls, arguments, sources)
+        places = _Places(self._seen, self._calls, arguments, sources.known)
         feeds = [[places.source(v, number, j) for v, number in _fed(seen)] for j, seen in enumerate(self._seen)]
-        pins = [[(k, places.source(v, False, j)) for k, v in seen.pins] for j, seen in enumerate(self._seen)]
+        before = self._seen[0].base, self._seen[0].start.external  # what is recorded was fed as the gradient's key says
+        pins = [
+            [
+                (k, places.source(v, False, j))
+                for k, v in seen.pins
+                if (seen.base, k) >= before or not sources.is_recorded(v)
+            ]
+            for j, seen in enumerate(self._seen)
+        ]
         used = {const for seen in self._seen for step in seen.steps for const in constants_of(step)}
         calls = []
         for k, (at, cotangents, key, after) in enumerate(self._calls):
             taken = [(n, const) for n, const in enumerate(after.consts) if const is not None and const in used]
-            calls.append(BackwardCall(at, form_of(cotangents, functools.partial(places.place, calls=k)), key, taken))
+            given = form_of(cotangents, functools.partial(places.place, calls=k))
+            calls.append(BackwardCall(at, given, key, places.same[k], taken))
         form = form_of(result, functools.partial(places.place, calls=len(calls)))
         spans = [
             Span(seen.start, seen.end, fed, pinned, sorted(kept), seen.notes)
@@ -238,17 +247,21 @@ class _Places:
     ) -> None:
         self._seen, self._sources = seen, dict(sources)
         self.kept: list[set[int]] = [set() for _ in seen]
-        for number, known in enumerate(arguments.given):
-            self._sources.setdefault(id(known), ("argument", number))
+        for number, tensor in enumerate(arguments.given):
+            self._sources.setdefault(id(tensor), ("argument", number))
         for j, span in enumerate(seen):
             for number, lazy in span.held:
                 if lazy._value is not None:
                     self._sources.setdefault(id(lazy._value), ("made", (j, number)))
+        # A result may be a tensor from elsewhere, and another one the next time, with the same key.
+        self.same: list[list[tuple[int, tuple[str, Any]]]] = []
         for k, (*_, after) in enumerate(calls):
+            known = [(number, self._known(tensor, k)) for number, tensor in enumerate(after.tensors)]
+            self.same.append([(number, self._noted(source)) for number, source in known if source is not None])
             for number, pair in enumerate(zip(after.given, after.tensors, strict=True)):
                 for tensor in pair:
-                    for known in identities(tensor):
-                        self._sources.setdefault(id(known), ("result", (k, number)))
+                    for each in identities(tensor):
+                        self._sources.setdefault(id(each), ("result", (k, number)))
 
     def source(self, value: Any, is_number: bool, calls: int) -> tuple[str, Any]:
         """Returns the source of a feed, after so many `calls`."""

@@ -506,7 +506,7 @@ class Observation:
         if self._recorded:
             raise CannotMemoize("a tape records the gradient, and what a backward function of the program does in it")
         region = self._region
-        parts = heard.parts(result, self._arguments, self._sources.known)
+        parts = heard.parts(result, self._arguments, self._sources)
         steps = [step for some in parts.steps for step in some]
         if any(step.dynamic for step in steps):
             raise CannotMemoizeForLong("it calls code of the program's at sizes that differ between calls")
@@ -515,7 +515,8 @@ class Observation:
         region.handles, region.outputs = parts.handles[0], parts.outputs[0]
         region.first = parts.steps[0][0] if parts.steps[0] else None
         region.asks = asks(steps)
-        region.pins, region.seeds, region.recorded, region.accessed = [], (0, []), [], []
+        region.pins = [(k, value) for k, (source, value) in first.pins if source == "same"]  # the key has the others
+        region.seeds, region.recorded, region.accessed = (0, []), [], []
         agreed = region.fill(
             read=known_read,
             calls=parts.calls,

@@ -88,6 +88,8 @@ class Passage:
         self._results.append(given)
         if any(cursor.externals[place] is not self._feed(*source) for place, source in span.pins):
             return False
+        if any(given.tensors[number] is not self._feed(*source) for number, source in known.same):
+            return False
         return all(given.const(number) == const for number, const in known.taken)
 
     def _skip(self, j: int) -> None:

@@ -1,5 +1,7 @@
 """Gradients asked after a value was read: operations in between take one or the other of the tape's tensors."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -148,3 +150,115 @@ def test_a_number_that_was_on_the_tape():
 
     step = run_both(make, calls("blocks"))
     assert step.stats().regions > CALLS // 2, step.explain()
+
+
+class Held(keras.layers.Layer):
+    """A layer with two tensors of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = tf.constant([0.5, -1.0, 2.0]), tf.constant([1.5, 0.3, -0.7])
+
+    def call(self, x):
+        return (x * self.one) * self.other
+
+
+def of_a_layer(decorate):
+    """One of a layer's tensors is fed before the gradient's first operation, behind a cut."""
+    layer = Held()
+
+    @tf.custom_gradient
+    def function(x):
+        return x * 1.0, lambda dy: dy * 2.0
+
+    @decorate
+    def step(x, z, choice):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(function(layer(x)))
+        float(loss)
+        return tf.exp((layer.one, layer.other)[choice]), tape.gradient(loss, x)
+
+    return step
+
+
+def of_the_first_function(decorate):
+    """A backward function feeds a tensor that the gradient takes after the next one, too."""
+    kept = {}
+
+    @tf.custom_gradient
+    def first(x):
+        def backward(dy):
+            kept["shown"] = tf.exp(kept["both"][kept["choice"]])
+            return dy * 2.0
+
+        return x * 1.0, backward
+
+    @tf.custom_gradient
+    def last(x):
+        return x * 1.0, lambda dy: dy * 2.0
+
+    @decorate
+    def step(x, z, choice):
+        a, b = tf.tanh(x), tf.sin(x)
+        kept.update(both=(a, b), choice=choice)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(first(last(x * a * b)))
+        float(loss)
+        return tape.gradient(loss, x), kept["shown"]
+
+    return step
+
+
+def returned(decorate):
+    """A backward function returns one of the tape's tensors."""
+    kept = {}
+
+    @tf.custom_gradient
+    def function(x):
+        return x * 1.0, lambda dy: kept["both"][kept["choice"]]
+
+    @decorate
+    def step(x, z, choice):
+        a, b = tf.tanh(x), tf.sin(x)
+        kept.update(both=(a, b), choice=choice)
+        with tf.GradientTape() as tape:
+            tape.watch([x, a, b])
+            loss = tf.reduce_sum(function(a * b))
+        float(loss)
+        return tape.gradient(loss, a)
+
+    return step
+
+
+def given_back(decorate):
+    """A backward function reads a value, and returns what it was given, or another tensor."""
+    kept = {}
+
+    @tf.custom_gradient
+    def function(x):
+        def backward(dy):
+            other = dy * 2.0
+            float(tf.reduce_sum(dy) + tf.reduce_sum(other))
+            return (dy, other)[kept["choice"]]
+
+        return x * 1.0, backward
+
+    @decorate
+    def step(x, z, choice):
+        kept["choice"] = choice
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(function(function(x * z)) * z)
+        return tape.gradient(loss, x)
+
+    return step
+
+
+@pytest.mark.parametrize("follows", [True, False], ids=["always", "where it pays"])
+@pytest.mark.parametrize("make", [of_a_layer, of_the_first_function, returned, given_back])
+def test_backward_functions(make, follows):
+    with testing.always_follow() if follows else contextlib.nullcontext():
+        step = run_both(make, [call for _ in range(2) for call in calls("blocks")])
+    assert step.stats().regions > CALLS // 4, step.explain()
