@@ -25,6 +25,7 @@ from tracer.inputs import small
 from tracer.intercept import handling
 from tracer.lazy import LazyTensor
 from tracer.op import Const, array_in
+from tracer.private import EagerTensor
 from tracer.seeds import Pair
 from tracer.spec import RESOURCE, spec_of
 
@@ -253,10 +254,10 @@ class _Places:
             for number, lazy in span.held:
                 if lazy._value is not None:
                     self._sources.setdefault(id(lazy._value), ("made", (j, number)))
-        # A result may be a tensor from elsewhere, and another one the next time, with the same key.
+        # A result with a value may be a tensor from elsewhere, and another one the next time, with the same key.
         self.same: list[list[tuple[int, tuple[str, Any]]]] = []
         for k, (*_, after) in enumerate(calls):
-            known = [(number, self._known(tensor, k)) for number, tensor in enumerate(after.tensors)]
+            known = [(n, self._known(v, k)) for n, v in enumerate(after.tensors) if type(v) is EagerTensor]
             self.same.append([(number, self._noted(source)) for number, source in known if source is not None])
             for number, pair in enumerate(zip(after.given, after.tensors, strict=True)):
                 for tensor in pair:

@@ -383,8 +383,10 @@ class Observation:
         region.emptied |= marks_emptied(arguments.given, self._marks)
         interior = interior if self._recorded else []
         region.interior = sorted({*region.interior, *interior}) if agreed else interior
-        if before == 0 and self._watched is not None:
-            if (twin := self._elders.variant_of(region) or self._elders.repeated(region)) is not None:
+        if before == 0:
+            # One whose effects were not observed on all objects that it has read may be the first of two runs.
+            twin = None if self._watched is None else self._elders.variant_of(region) or self._elders.repeated(region)
+            if twin is not None:
                 region.confirmed, region.interior = 2, sorted({*interior, *interior_of(twin, region)})
                 if twin.confirmed == 1:
                     twin.confirmed, twin.interior = 2, sorted({*twin.interior, *interior_of(region, twin)})

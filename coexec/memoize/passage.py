@@ -7,6 +7,7 @@ from typing import Any
 
 from coexec.follow.flush import launch_beside
 from coexec.follow.follower import Follower
+from coexec.follow.tape_entry import identities
 from coexec.guards.call_key import CallArguments, CannotMemoize
 from coexec.memoize.entry import Region, fill_form
 from coexec.memoize.gradient_spans import GradientParts
@@ -88,9 +89,14 @@ class Passage:
         self._results.append(given)
         if any(cursor.externals[place] is not self._feed(*source) for place, source in span.pins):
             return False
-        if any(given.tensors[number] is not self._feed(*source) for number, source in known.same):
+        if not all(self._is(given, number, source) for number, source in known.same):
             return False
         return all(given.const(number) == const for number, const in known.taken)
+
+    def _is(self, given: CallArguments, number: int, source: tuple[str, Any]) -> bool:
+        """Whether a result is the tensor from a source."""
+        tensor = self._arguments.tensors[source[1]] if source[0] == "argument" else self._tensor(source)
+        return any(known is given.tensors[number] for known in identities(tensor))
 
     def _skip(self, j: int) -> None:
         run, span = self._run, self._parts.spans[j]

@@ -47,8 +47,10 @@ class KnownVariants:
         self._all, self._once, self._key = all_known, once, key
         known = all_known.get(key, ())
         self._before = [(r, r.version) for ref in known if (r := ref()) is not None and r.confirmed > 1]
-        # Those whose guards hold before the run; `variant_of` checks them again after it.
-        self._held = {id(r) for r, _ in self._before if r.state_guards is None or r.state_guards.hold()}
+        self._ran_once = [r for ref in once.get(key, ()) if (r := ref()) is not None and r.confirmed == 1]
+        # Those whose guards hold before the run; they are checked again after it.
+        both = *(r for r, _ in self._before), *self._ran_once
+        self._held = {id(r) for r in both if r.state_guards is None or r.state_guards.hold()}
 
     def __bool__(self) -> bool:
         return bool(self._before)
@@ -65,7 +67,8 @@ class KnownVariants:
     @property
     def reached(self) -> list[Any]:
         """The Keras objects that the program's code reads in any of them."""
-        return [v for region, _ in self._before for ref in region.reached if (v := ref()) is not None]
+        both = *(region for region, _ in self._before), *self._ran_once
+        return [v for region in both for ref in region.reached if (v := ref()) is not None]
 
     def variant_of(self, region: Region) -> Region | None:
         """Returns a variant that does what this region did in its first run; None if there is none."""
@@ -80,12 +83,14 @@ class KnownVariants:
 
     def repeated(self, region: Region) -> Region | None:
         """Returns one on another path that did in its only run what this region, of the same code, did in its first."""
-        for ref in self._once.get(self._key, ()):
-            known = ref()
-            if known is None or known is region or known.confirmed != 1 or known.reads is None or region.alike is None:
+        for known in self._ran_once:
+            if known is region or known.confirmed != 1 or region.alike is None or known.alike != region.alike:
                 continue
-            plain = known.state_guards is None and region.state_guards is None
-            if plain and known.alike == region.alike and known.reads.hold() and _agree(region, known):
+            if known.state_guards is None:
+                holds = region.state_guards is None and known.reads is not None and known.reads.hold()
+            else:
+                holds = region.state_guards is not None and id(known) in self._held and known.state_guards.hold()
+            if holds and _agree(region, known):
                 return known
         return None
 

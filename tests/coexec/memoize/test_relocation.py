@@ -1,5 +1,8 @@
 """Known calls on new paths: they are copied there, and what only looks the same is learnt."""
 
+import contextlib
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -7,6 +10,7 @@ import tensorflow as tf
 
 import coexec
 from coexec import testing
+from tracer.library import layer_call
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -406,3 +410,67 @@ def test_sizes_beside_ways():
         return trained(model, keras.optimizers.Adam(), lambda y: tf.reduce_mean(tf.reduce_sum(y**2, axis=0)))
 
     check(make, [(floats(3 + number % 5, 4, seed=number), choice) for number, choice in enumerate(CHOICES * 2)])
+
+
+class Own(keras.layers.Layer):
+    """A layer with code of the program's, which reads what it is given, and may change what it finds."""
+
+    def __init__(self, found, change):
+        super().__init__()
+        self.inner, self.found, self.change = keras.layers.Dense(4, "tanh"), found, change
+
+    def build(self, shape):
+        self.inner.build(shape)
+
+    def call(self, x):
+        y = self.inner(x) * self.found["rate"]
+        self.change(self, self.found)
+        return y + sum(self.found["shifts"]) if self.found["adds"] else y
+
+
+def nothing(layer, found):
+    """It only computes."""
+
+
+def counts(layer, found):
+    found["rate"] += 1.0
+
+
+def appends(layer, found):
+    found["shifts"].append(0.5)
+
+
+def changes_sides(layer, found):
+    found["adds"] = not found["adds"]
+
+
+def writes(layer, found):
+    layer.seen = getattr(layer, "seen", 0) + 1
+
+
+WAYS = ["".join(way) for way in itertools.product("abc", repeat=3)]
+
+
+@pytest.mark.parametrize("taped", [True, False])
+@pytest.mark.parametrize("outside", [None, counts, appends, changes_sides])
+@pytest.mark.parametrize("inside", [nothing, counts, appends, changes_sides, writes])
+def test_code_of_the_programs_where_no_way_recurs(inside, outside, taped, observed):
+    """Its second run, on another way, is the one that it has to agree with; what it looks at may have changed."""
+
+    def make():
+        found = {"rate": 1.5, "shifts": [0.1, 0.2], "adds": True}
+        layer = Own(found, inside)
+        layer.build((None, 4))
+
+        def step(x, choices, number):
+            if outside is not None and number % 7 in (2, 5):
+                outside(layer, found)
+            with tf.GradientTape() if taped else contextlib.nullcontext() as tape:
+                loss = tf.reduce_sum(layer(ways(x, choices)) ** 2)
+            return (loss, *(tape.gradient(loss, layer.trainable_variables) if taped else ()))
+
+        return step, lambda: [found["rate"], *found["shifts"], found["adds"], getattr(layer, "seen", 0)]
+
+    check(make, [(floats(8, 4, seed=n), way, n) for n, way in enumerate(WAYS)])
+    if inside is nothing and outside is None:
+        assert observed.count(layer_call) == 2

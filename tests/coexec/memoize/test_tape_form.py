@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from coexec.base.tuning import tuned
 from tests.coexec import run_both
+from tracer.library import gradient
 
 WIDTH, TURNS = 6, 5
 
@@ -70,25 +71,25 @@ def sampled(coin, token, h):
     return token if coin else tf.argmax(h, 1, output_type=tf.int32)
 
 
-def test_choices_that_no_gradient_depends_on(observed_gradients):
+def test_choices_that_no_gradient_depends_on(observed):
     """A gradient is learnt for some of many hundred paths, and then known for all of them."""
     step = run_both(decoder(CHOICES["of several operations"]), calls(40, turns=10))
-    known, regions = len(observed_gradients), step.stats().regions
+    known, regions = observed.count(gradient), step.stats().regions
     for call in calls(20, seed=1, turns=10):
         step(*call)
-    assert len(observed_gradients) == known <= 8, step.explain()
+    assert observed.count(gradient) == known <= 8, step.explain()
     assert step.stats().regions - regions >= 20
     assert "keeps changing" not in str(step.explain())
 
 
-def test_a_gradient_is_run_again_now_and_then(observed_gradients):
+def test_a_gradient_is_run_again_now_and_then(observed):
     """On whatever path it is due; and then it is known for all of them as before."""
     with tuned(region_first_check=20):
         step = run_both(decoder(CHOICES["of several operations"]), calls(60, turns=10))
-        known = len(observed_gradients)
+        known = observed.count(gradient)
         for call in calls(60, seed=1, turns=10):
             step(*call)
-    assert 1 <= len(observed_gradients) - known <= 5, step.explain()
+    assert 1 <= observed.count(gradient) - known <= 5, step.explain()
 
 
 CHOICES = {
