@@ -57,6 +57,18 @@ _OF_VARIABLES = ("_constraint", "_regularizer", "_value", "_variable")
 _UNREAD = frozenset({*sys.stdlib_module_names, "coexec", "ml_dtypes", "numpy", "optree", "tracer"})
 _INSIDE = ("tensorflow.python.", "tensorflow.core.", "tensorflow.compiler.")
 
+# Modules whose Python compares sizes of data, with bounds or with each other: what is cropped, padded or solved, and by
+# which formula. Others only compute with sizes, and ask whether one is 1, or as many as another.
+_CHOOSING = (
+    *(f"{package}.src.{module}" for package in ("keras", "tf_keras") for module in (
+        "backend.tensorflow.image", "backend.tensorflow.linalg", "backend.tensorflow.math", "layers.pooling.adaptive",
+        "layers.preprocessing", "layers.reshaping.cropping", "ops.image", "ops.linalg", "ops.math",
+    )),
+    *(f"tensorflow.python.ops.{module}" for module in (
+        "image_grad", "image_ops", "linalg", "linalg_grad", "linalg_ops", "signal",
+    )),
+)  # fmt: skip
+
 _memory = memory.MEMORY
 _names: dict[int, tuple[types.CodeType, frozenset[str]]] = {}  # by code's id
 # Entries of modules, shared by many calls, with the versions of the globals at which they last agreed.
@@ -117,11 +129,13 @@ class LibraryReads:
         Does not keep the roots alive.
         """
         self.silence = silence
+        ran = list(ran)
+        # Whether its Python may do something else at other sizes.
+        self.chooses_by_sizes = any(str(space.get("__name__")).startswith(_CHOOSING) for _, space in ran)
         self._entries: list[_Entry] = []
         self._dead: list[Any] = []  # references to objects that have been freed
         if memory.KNOWN:
             self._back = _leading_to(set(map(id, roots)), contents)
-            ran = list(ran)
             self._names = frozenset().union(*(names_in(code) for code, _ in ran))
             # Excluded, as each call patches them: the entry points of TensorFlow's runtime.
             self._seen: dict[int, Any] = {id(target): target for target in intercept.targets()}

@@ -434,7 +434,8 @@ class CallSites:
         """Returns whether a region of a dynamic path may be skipped at the sizes of this call."""
         new = self._new_feeds(region, arguments)
         before = self.run.tapes.sizes_of(self._keys.number) if region.function is gradient else ()
-        return region.sizes is not None and region.sizes.hold(self.run.cursor.externals, new, before)
+        bounded = region.reads is None or region.reads.chooses_by_sizes
+        return region.sizes is not None and region.sizes.hold(self.run.cursor.externals, new, before, bounded)
 
     def _new_feeds(self, region: Region, arguments: CallArguments | GivenTensors) -> list[Any]:
         """Returns what a region of a dynamic path would be fed; None for what is no tensor yet."""
