@@ -19,9 +19,6 @@ from tracer.graph import Step
 from tracer.sizes import DynamicSpec
 from tracer.spec import RESOURCE, VARIANT, Spec
 
-_NUMBER = -1  # in place of a size of what is made of Python's numbers, whose sizes follow from others
-
-
 class ProvenSizes:
     """The sizes at which one call's runs have agreed, by open dimension."""
 
@@ -38,7 +35,7 @@ class ProvenSizes:
         # The sizes seen in runs: of these dimensions, and, of a gradient, of those of earlier segments on its tape.
         self._seen: list[set[int]] = []
         self._orders: dict[tuple[int, int], set[int]] = {}  # how two of them have compared
-        self._held: set[tuple[bool, tuple[int, ...]]] = set()  # sizes that are known to hold
+        self._held: set[tuple[bool, tuple[Any, ...]]] = set()  # sizes that are known to hold
 
     def add(self, feeds: Sequence[Any], before: Sequence[Any]) -> None:
         """Adds the sizes of a run, given the segment's feeds, and the shapes of those of segments on its tape."""
@@ -75,15 +72,16 @@ class ProvenSizes:
         self._held.add((bounded, sizes))
         return True
 
-    def _sizes(self, feeds: Sequence[Any], before: Sequence[Any]) -> tuple[int, ...]:
-        own = (_NUMBER if feeds[k] is None else feeds[k]._shape_tuple()[axis] for k, axis, _ in self._open)
+    def _sizes(self, feeds: Sequence[Any], before: Sequence[Any]) -> tuple[Any, ...]:
+        """Returns the sizes of all; None for what is made of Python's numbers, whose sizes follow from others."""
+        own = (None if feeds[k] is None else feeds[k]._shape_tuple()[axis] for k, axis, _ in self._open)
         return *own, *_flat(before)
 
-    def _is_proven(self, number: int, size: int, bounded: bool) -> bool:
+    def _is_proven(self, number: int, size: int | None, bounded: bool) -> bool:
         seen = self._seen[number]
         fitted = self._open[number][2] if number < len(self._open) else set()
         others = len(seen - fitted) - (not fitted)  # of earlier segments, nothing was fitted here
-        if size == _NUMBER or size in seen:
+        if size is None or size in seen:
             return True
         if others < tuning.proven_sizes:
             return False
@@ -113,8 +111,8 @@ def _admits(spec: Spec, feed: Any, before: Sequence[Any]) -> bool:
     return spec.admits(shape, before) if isinstance(spec, DynamicSpec) else bool(shape == spec.shape)
 
 
-def _orders(sizes: Sequence[int]) -> Iterator[tuple[tuple[int, int], int]]:
+def _orders(sizes: Sequence[int | None]) -> Iterator[tuple[tuple[int, int], int]]:
     """Yields pairs of dimensions with how their sizes compare: -1, 0 or 1."""
     for (i, one), (j, other) in itertools.combinations(enumerate(sizes), 2):
-        if one != _NUMBER and other != _NUMBER:
+        if one is not None and other is not None:
             yield (i, j), (one > other) - (one < other)
