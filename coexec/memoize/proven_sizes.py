@@ -19,6 +19,7 @@ from tracer.graph import Step
 from tracer.sizes import DynamicSpec
 from tracer.spec import RESOURCE, VARIANT, Spec
 
+
 class ProvenSizes:
     """The sizes at which one call's runs have agreed, by open dimension."""
 
