@@ -282,7 +282,7 @@ def run_settled(op: str, name: Any, args: tuple[Any, ...], given: tuple[Any, ...
     except core._NotOkStatusException as error:
         signature = signature_of(op)
         if args is given or signature is None or not is_issued_by_name(signature, given):
-            raise  # TensorFlow's code completes it
+            raise  # TensorFlow's generated code completes it
         # The slow path has errors of its own, as of dtypes; a stateful operation may have done a part of its work.
         raise (named(error, None) if signature.stateful else core._FallbackException(str(error))) from None
 

@@ -133,6 +133,7 @@ class Tuning:
     # with runs of its Python before it is skipped at any; and how many are remembered.
     proven_sizes: int = 2
     max_proven_sizes: int = 64
+    max_compared_sizes: int = 32  # dimensions that have differed, each pair of which is compared
     first_calls: int = 4  # of a function: what is learnt in them is no new way, and `explain()` does not list it
     size_depth: int = 3  # levels of nested arguments that are inspected
     size_items: int = 64  # items per container that are inspected

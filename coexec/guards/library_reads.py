@@ -61,12 +61,10 @@ _INSIDE = ("tensorflow.python.", "tensorflow.core.", "tensorflow.compiler.")
 # which formula. Others only compute with sizes, and ask whether one is 1, or as many as another.
 _CHOOSING = (
     *(f"{package}.src.{module}" for package in ("keras", "tf_keras") for module in (
-        "backend.tensorflow.image", "backend.tensorflow.linalg", "backend.tensorflow.math", "layers.pooling.adaptive",
-        "layers.preprocessing", "layers.reshaping.cropping", "ops.image", "ops.linalg", "ops.math",
+        "backend.tensorflow.image", "backend.tensorflow.linalg", "backend.tensorflow.math", "layers.preprocessing",
+        "layers.reshaping.cropping", "ops.image", "ops.linalg", "ops.math",
     )),
-    *(f"tensorflow.python.ops.{module}" for module in (
-        "image_grad", "image_ops", "linalg", "linalg_grad", "linalg_ops", "signal",
-    )),
+    *(f"tensorflow.python.ops.{module}" for module in ("image_ops", "linalg", "signal")),
 )  # fmt: skip
 
 _memory = memory.MEMORY

@@ -377,8 +377,8 @@ class StateGuards:
         """Adds a class of the program's, and guards that it has no method that Python, NumPy or TensorFlow look for."""
         self._classes[id(kind)] = place, kind, set()
         lacks, cell, version = lacks_methods(kind)
-        same = f"{self._writer.constant(cell)}.value == {version} or " if version else ""
-        self._line(f"({same}{self._writer.constant(lacks)}({place}))")
+        unchanged = f"{self._writer.constant(cell)}.value == {version} or " if version else ""
+        self._line(f"({unchanged}{self._writer.constant(lacks)}({place}))")
 
     def _container(self, place: str, value: Any) -> None:
         """Guards a list, tuple or dict: its type, length, keys and items."""

@@ -75,6 +75,7 @@ class CallKeys:
         The path tells which feed an operation takes, but not which of such tensors an operation before was fed.
         """
         base, found = self._run.cursor.base, FedTensors(self._run.cursor)
+        constants = found.may_be_constants
         for at, entry in enumerate(entries):
             if type(entry) is Entry:
                 is_inside = entry.result[0]._key >= base
@@ -82,7 +83,8 @@ class CallKeys:
                 is_inside = type(entry) is RegionEntry and entry.base >= base
             if not is_inside:
                 found.add(at, entry.places())
-            found.add_constants(at, entry)
+            if constants:
+                found.add_constants(at, entry)
         return found.all()
 
     def form(self, key: Any, args: Any, kwargs: dict[str, Any], arguments: CallArguments) -> TapeForm | None:

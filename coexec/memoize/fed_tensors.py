@@ -11,8 +11,8 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
+from coexec.follow.tape_entry import identities
 from tracer.cursor import Cursor
-from tracer.lazy import unwrap
 
 
 class FedTensors:
@@ -27,7 +27,7 @@ class FedTensors:
         return {id(tensor): number for number, tensor in enumerate(self._cursor.externals)}
 
     @functools.cached_property
-    def _may_be_constants(self) -> bool:
+    def may_be_constants(self) -> bool:
         """Whether a feed may be a constant of the tape, which the path does not name either."""
         cursor = self._cursor
         return any(id(v) in cursor.numbers or cursor.constant_of(v) is not None for v in cursor.externals)
@@ -39,9 +39,8 @@ class FedTensors:
                 self._known.setdefault(number, (at, place))
 
     def add_constants(self, at: int, entry: Any) -> None:
-        """Notes the feeds among the constants of a record."""
-        if self._may_be_constants:
-            self.add(at, [(unwrap(tensor), ("constant", n)) for n, tensor in enumerate(entry.constants())])
+        """Notes the feeds among the constants of a record; one without a value is none, and gets none by this."""
+        self.add(at, [(v, ("constant", n)) for n, tensor in enumerate(entry.constants()) for v in identities(tensor)])
 
     def all(self) -> tuple[Any, ...]:
         """Returns what has been found, by the feeds' numbers."""

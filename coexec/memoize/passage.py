@@ -89,14 +89,14 @@ class Passage:
         self._results.append(given)
         if any(cursor.externals[place] is not self._feed(*source) for place, source in span.pins):
             return False
-        if not all(self._is(given, number, source) for number, source in known.same):
+        if not all(self._is_from(source, given.tensors[number]) for number, source in known.same):
             return False
         return all(given.const(number) == const for number, const in known.taken)
 
-    def _is(self, given: CallArguments, number: int, source: tuple[str, Any]) -> bool:
-        """Whether a result is the tensor from a source."""
+    def _is_from(self, source: tuple[str, Any], result: Any) -> bool:
+        """Whether a result is the tensor from a source; computes none."""
         tensor = self._arguments.tensors[source[1]] if source[0] == "argument" else self._tensor(source)
-        return any(known is given.tensors[number] for known in identities(tensor))
+        return any(known is result for known in identities(tensor))
 
     def _skip(self, j: int) -> None:
         run, span = self._run, self._parts.spans[j]

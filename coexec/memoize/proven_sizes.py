@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from coexec.base.tuning import tuning
 from tracer.graph import Step
@@ -33,24 +33,31 @@ class ProvenSizes:
             for axis, dim in enumerate(spec.dims)
             if dim is None
         ]
-        # The sizes seen in runs: of these dimensions, and, of a gradient, of those of earlier segments on its tape.
-        self._seen: list[set[int]] = []
-        self._orders: dict[tuple[int, int], set[int]] = {}  # how two of them have compared
+        # The sizes of runs: of these dimensions, and, of a gradient, of those of earlier segments on its tape.
+        self._runs: dict[tuple[int, ...], None] = {}
+        self._seen: list[_Seen] = []  # by dimension
+        self._orders: dict[tuple[int, int], set[int]] | None = {}  # how two that differ have compared; None: too many
         self._held: set[tuple[bool, tuple[Any, ...]]] = set()  # sizes that are known to hold
 
     def add(self, feeds: Sequence[Any], before: Sequence[Any]) -> None:
         """Adds the sizes of a run, given the segment's feeds, and the shapes of those of segments on its tape."""
         sizes = self._sizes(feeds, before)
+        if sizes in self._runs:
+            return
         if len(self._seen) != len(sizes):
-            self._seen, self._orders = [set() for _ in sizes], {}
-        for seen, size in zip(self._seen, sizes, strict=True):
-            if len(seen) >= tuning.max_proven_sizes:
-                if min(seen) <= size <= max(seen):
-                    continue
-                seen.remove(min(seen) if size < min(seen) else max(seen))
-            seen.add(size)
-        for pair, order in _orders(sizes):
-            self._orders.setdefault(pair, set()).add(order)
+            self._runs.clear()
+        if len(self._runs) >= tuning.max_proven_sizes:
+            del self._runs[next(iter(self._runs))]
+        self._runs[sizes] = None
+        # Hundreds of dimensions are of few sizes, as all of a batch: those that never differed are compared as one.
+        first: dict[tuple[int, ...], int] = {}
+        columns = list(zip(*self._runs, strict=True))
+        like = [first.setdefault(column, number) for number, column in enumerate(columns)]
+        self._seen = [_Seen.of(like[n], column, self._fitted(n)) for n, column in enumerate(columns)]
+        pairs = itertools.combinations(first.values(), 2) if len(first) <= tuning.max_compared_sizes else None
+        self._orders = None if pairs is None else {
+            (i, j): set(map(_order, columns[i], columns[j])) for i, j in pairs
+        }  # fmt: skip
         self._held.clear()
 
     def hold(self, earlier: Sequence[Any], new: Sequence[Any], before: Sequence[Any], bounded: bool) -> bool:
@@ -62,11 +69,15 @@ class ProvenSizes:
         if not self.admit(earlier, new):
             return False
         sizes = self._sizes([*earlier, *new], before)
-        if (bounded, sizes) in self._held:
+        if (bounded, sizes) in self._held or sizes in self._runs:
             return True
-        if len(sizes) != len(self._seen) or not all(self._is_proven(n, size, bounded) for n, size in enumerate(sizes)):
+        if len(sizes) != len(self._seen) or self._orders is None:
             return False
-        if not all(order in self._orders[pair] for pair, order in _orders(sizes)):
+        known = [(n, size, self._seen[n]) for n, size in enumerate(sizes) if size is not None]
+        if not all(seen.admits(size, bounded) and sizes[seen.like] in (size, None) for _, size, seen in known):
+            return False
+        firsts = [(n, size) for n, size, seen in known if seen.like == n]
+        if not all(_order(a, b) in self._orders[i, j] for (i, a), (j, b) in itertools.combinations(firsts, 2)):
             return False
         if len(self._held) >= tuning.max_sizes:
             self._held.clear()
@@ -78,15 +89,9 @@ class ProvenSizes:
         own = (None if feeds[k] is None else feeds[k]._shape_tuple()[axis] for k, axis, _ in self._open)
         return *own, *_flat(before)
 
-    def _is_proven(self, number: int, size: int | None, bounded: bool) -> bool:
-        seen = self._seen[number]
-        fitted = self._open[number][2] if number < len(self._open) else set()
-        others = len(seen - fitted) - (not fitted)  # of earlier segments, nothing was fitted here
-        if size is None or size in seen:
-            return True
-        if others < tuning.proven_sizes:
-            return False
-        return not bounded or min(seen | fitted) < size < max(seen | fitted)
+    def _fitted(self, number: int) -> set[int]:
+        """Returns the sizes that a dimension was fitted to: of one of an earlier segment, the first one seen here."""
+        return self._open[number][2] if number < len(self._open) else {next(iter(self._runs))[number]}
 
     def admit(self, earlier: Sequence[Any], new: Sequence[Any]) -> bool:
         """Returns whether the call's steps take such feeds, given those from before it."""
@@ -112,8 +117,28 @@ def _admits(spec: Spec, feed: Any, before: Sequence[Any]) -> bool:
     return spec.admits(shape, before) if isinstance(spec, DynamicSpec) else bool(shape == spec.shape)
 
 
-def _orders(sizes: Sequence[int | None]) -> Iterator[tuple[tuple[int, int], int]]:
-    """Yields pairs of dimensions with how their sizes compare: -1, 0 or 1."""
-    for (i, one), (j, other) in itertools.combinations(enumerate(sizes), 2):
-        if one is not None and other is not None:
-            yield (i, j), (one > other) - (one < other)
+
+class _Seen(NamedTuple):
+    """The sizes of one dimension in runs."""
+
+    like: int  # the first dimension that has had the same ones
+    sizes: frozenset[int]
+    least: int
+    largest: int
+    may_be_others: bool
+
+    @classmethod
+    def of(cls, like: int, column: Sequence[int], fitted: set[int]) -> _Seen:
+        sizes = frozenset(column)
+        both = sizes | fitted
+        return cls(like, sizes, min(both), max(both), len(sizes - fitted) >= tuning.proven_sizes)
+
+    def admits(self, size: int, bounded: bool) -> bool:
+        """Returns whether the dimension may be of a size; if `bounded`, only of one in between."""
+        if size in self.sizes:
+            return True
+        return self.may_be_others and (not bounded or self.least < size < self.largest)
+
+
+def _order(one: int, other: int) -> int:
+    return (one > other) - (one < other)

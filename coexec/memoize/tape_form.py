@@ -46,7 +46,7 @@ class TapeForm:
         self._names = _Names(cursor)
         self._records = tuple([_record(entries[at], self._names) for at in self._kept])
         self._constants = FedTensors(cursor)  # their names do not tell where they are
-        for number, at in enumerate(self._kept):
+        for number, at in enumerate(self._kept if self._constants.may_be_constants else ()):
             self._constants.add_constants(number, entries[at])
         self._watched = tuple([(self._names.of(tensor), bisect_left(self._kept, before)) for tensor, before in watches])
         self.key: Any = None

@@ -65,13 +65,14 @@ def numbers(tape, w, x, z, layer):
 
 
 PROGRAMS = [operations, layers, inputs, functions, of_a_loop, hosts, stacked, numbers]
+LAYERS = {layers: 2, inputs: 1}  # the calls of layers
 
 BETWEEN = {
     "an operation": lambda tensor, other: tf.exp(tensor * 0.1),
     "two operations": lambda tensor, other: tf.exp(tensor * 0.1) + tf.sin(other),
     "the other way round": lambda tensor, other: tf.sin(other) * tf.exp(tensor * 0.1),
     "a number": lambda tensor, other: tensor * 2.0 + other * 3.0,
-    "a layer": lambda tensor, other: keras.ops.softmax(tensor * 0.1, -1) if len(tensor.shape) else tensor + 1.0,
+    "a function of Keras": lambda tensor, other: keras.ops.relu(tensor * 0.1),
 }
 
 
@@ -119,8 +120,12 @@ def calls(pattern):
 def test_one_of_the_tapes_tensors(forward, between, read):
     with testing.always_follow():
         step = run_both(program(forward, between, read, False), calls("blocks"))
-    if forward not in (hosts, functions):
-        assert step.stats().regions > CALLS, step.explain()
+    assert step.stats().regions > (skipped(forward, 1) - 0.4) * CALLS, step.explain()
+
+
+def skipped(forward, gradients):
+    """How many library calls a call skips: the metric's two, layers, and gradients, but of a Python function."""
+    return 2 + LAYERS.get(forward, 0) + (0 if forward is hosts else gradients)
 
 
 @pytest.mark.parametrize("pattern", ["blocks", "random"])
@@ -128,7 +133,9 @@ def test_one_of_the_tapes_tensors(forward, between, read):
 @pytest.mark.parametrize("forward", PROGRAMS)
 def test_an_earlier_gradient_of_the_tape(forward, read, pattern):
     with testing.always_follow():
-        run_both(program(forward, "an operation", read, True), calls(pattern))
+        step = run_both(program(forward, "an operation", read, True), calls(pattern))
+    # Behind a first gradient of Python functions, one of the metric's two calls is skipped.
+    assert step.stats().regions > (skipped(forward, 2) - (1.2 if forward is hosts else 0.5)) * CALLS, step.explain()
 
 
 def test_a_number_that_was_on_the_tape():
