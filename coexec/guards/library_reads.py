@@ -30,7 +30,7 @@ import wrapt
 
 from coexec.base.tuning import tuning
 from tracer import intercept, memory
-from tracer.effects import Contents, is_programs
+from tracer.effects import Contents, is_programs, is_registered
 from tracer.keras_packages import LOSSES, classes
 from tracer.op import same
 from tracer.private import EagerTensor, keras_tracking
@@ -71,6 +71,10 @@ _memory = memory.MEMORY
 _names: dict[int, tuple[types.CodeType, frozenset[str]]] = {}  # by code's id
 # Entries of modules, shared by many calls, with the versions of the globals at which they last agreed.
 _spaces: dict[tuple[int, tuple[str, ...]], tuple[_Entry, int]] = {}
+
+
+def _may_choose(module: str) -> bool:
+    return module.startswith(_CHOOSING) or is_registered(module)  # of what programs register, nothing is known
 
 
 def names_in(code: types.CodeType) -> frozenset[str]:
@@ -129,7 +133,7 @@ class LibraryReads:
         self.silence = silence
         ran = list(ran)
         # Whether its Python may do something else at other sizes.
-        self.chooses_by_sizes = any(str(space.get("__name__")).startswith(_CHOOSING) for _, space in ran)
+        self.chooses_by_sizes = any(map(_may_choose, {str(space.get("__name__")) for _, space in ran}))
         self._entries: list[_Entry] = []
         self._dead: list[Any] = []  # references to objects that have been freed
         if memory.KNOWN:

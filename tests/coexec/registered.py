@@ -97,3 +97,9 @@ def bounded(x, most, name):
     """An assertion, and what comes behind it."""
     tf.debugging.assert_less(x, most, message=name)
     return tf.math.sigmoid(x)
+
+
+def by_size(x):
+    """Does something else where there are many rows, of which the shape of the result does not tell."""
+    y = tf.tanh(x)
+    return tf.reduce_sum(y * 2.0 if x.shape[0] < 20 else y * y)

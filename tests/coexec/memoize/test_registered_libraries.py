@@ -10,8 +10,9 @@ import pytest
 import tensorflow as tf
 
 import coexec
+from coexec import testing
 from coexec.base.stats import Kind
-from tests.coexec import registered
+from tests.coexec import registered, run_both
 from tests.coexec.memoize.test_regions import compare
 from tracer import library, location
 
@@ -199,3 +200,12 @@ def test_the_methods_of_containers_do_not_run(monkeypatch):
     function = compare(Training)
     assert function.stats().regions >= 5 * 10, function.explain()
     assert not [c for c in function._controller.ledger.causes if c.kind is Kind.FAULT]
+
+
+def test_it_chooses_by_sizes():
+    """It is skipped at new sizes between those at which it has run, and runs again beyond them."""
+    sizes = [*np.random.default_rng(0).integers(3, 15, 50), 30, 25, 19, 40]
+    calls = [(tf.constant(np.random.default_rng(n).normal(size=(size, 2)), tf.float32),) for n, size in enumerate(sizes)]
+    with testing.always_follow():
+        step = run_both(lambda decorate: decorate(lambda x: registered.by_size(x)), calls)
+    assert step.stats().regions >= 35, step.explain()
