@@ -176,18 +176,16 @@ def _fast_path(ctx: Any, op: str, name: Any, *args: Any) -> Any:
             if not handler.fault(error):
                 raise
         return without_handler(lambda: _surely(lambda: run_fast(op, name, args)))
-    lazy = True
     try:
         if _running and op not in FINALIZERS:  # no run uses what these free, and waiting could deadlock
             _settle_runs(args)
-        lazy = has_lazy(args)
+        if not has_lazy(args):
+            return fast_execute(ctx, op, name, *args)
     except Exception as error:
         if not absorbs(error):
             raise
         _settle_runs(args)
-    if lazy:
-        return _surely(lambda: run_fast(op, name, args))
-    return fast_execute(ctx, op, name, *args)
+    return _surely(lambda: run_fast(op, name, args))
 
 
 def _surely(operation: Any) -> Any:
