@@ -20,7 +20,7 @@ TRACER = [
     ["hooks"],
     ["private"],
     ["buffer", "errors", "handler", "index", "managers", "memory", "old_generation", "naming", "random_states", "spec",
-     "value_stack", "variable_ops"],
+     "tensor_visits", "value_stack", "variable_ops"],
     ["guards", "faults", "keras_packages"],
     ["seeds"],
     ["location"],

@@ -17,6 +17,7 @@ from tracer.naming import pass_for
 from tracer.op import Const
 from tracer.private import EagerTensor, context, ops, pywrap_tfe
 from tracer.spec import Spec, spec_of
+from tracer.tensor_visits import visit_without_change
 
 
 class Output:
@@ -180,6 +181,7 @@ class LazyTensor(ops._EagerTensorBase):
 
 pass_for(LazyTensor, EagerTensor)
 export_buffer_of(LazyTensor, "resolve")
+visit_without_change()
 
 # A slot has no class-level default: `new_lazy` sets them all but `_uid`.
 _new = LazyTensor.__new__
