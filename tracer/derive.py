@@ -60,7 +60,7 @@ def feed_changed(node: Node, parts: tuple[Any, ...], outside: dict[Any, Spec], k
     if current is not None and current.folded and _decides(current):
         return None
     constants = {path: const for path in outside if isinstance(const := _at(parts, path), Const)}
-    changed = {path for path, const in constants.items() if _has_changed(node, path, const)}
+    changed = {path for path, const in constants.items() if _has_changed(node, parts, path, const)}
     node.data |= {path for path in changed & node.shaping if _keeps_changing(node, path)}
     shaping = node.shaping - (node.data - node.sizing)
     changed -= shaping
@@ -111,9 +111,29 @@ def _has_const(part: Any) -> bool:
     return any(_has_const(p) for p in part) if isinstance(part, tuple) else isinstance(part, Const)
 
 
-def _has_changed(node: Node, path: Any, const: Const) -> bool:
-    before = [_at(key, path) for key in node.variants]
-    return any(isinstance(b, Const) and b != const for b in before)
+def _has_changed(node: Node, parts: tuple[Any, ...], path: Any, const: Const) -> bool:
+    """Returns whether a constant was another one where the operation was given the like.
+
+    A function of TensorFlow's has several operations of one kind at one line of the program. Where that line runs more
+    often than when it was recorded, turns alone tell them apart: a reshape of numbers is no other one of images.
+    """
+    for key in node.variants:
+        before = _at(key, path)
+        if isinstance(before, Const) and before != const and _are_alike(key, parts):
+            return True
+    return False
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    """Returns whether inputs have the same dtypes and ranks, and constants at the same places."""
+    if isinstance(one, tuple):
+        return isinstance(other, tuple) and len(one) == len(other) and all(map(_are_alike, one, other))
+    if isinstance(one, Spec):
+        return isinstance(other, Spec) and one.enum == other.enum and len(one.shape) == len(other.shape)
+    if isinstance(other, Const):
+        return np.ndim(one.value) == np.ndim(other.value)
+    array = one.value  # of few integers the value may be known in one of them alone
+    return isinstance(array, np.ndarray) and bool(array.dtype == other.dtype and array.ndim == len(other.shape))
 
 
 def _keeps_changing(node: Node, path: Any) -> bool:

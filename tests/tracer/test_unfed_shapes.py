@@ -40,3 +40,28 @@ def test_gradients_of_ways_that_reshape_at_one_line():
         step = run_both(make, calls)
     assert step.stats().followed > 12
     assert "depends on values" not in step.explain()
+
+
+def test_a_line_that_runs_more_often_than_when_it_was_recorded():
+    """What the second turn issues first stands where the first turn issued something else: that is no other number."""
+
+    def make(function):
+        weight = tf.Variable(tf.ones([3, 3]))
+
+        def up(x):
+            return tf.repeat(tf.repeat(x @ weight, 2, axis=1), 2, axis=2)
+
+        def step(x, turns):
+            with tf.GradientTape() as tape:
+                loss = tf.zeros([])
+                for _ in range(turns):
+                    loss += tf.reduce_sum(up(x) ** 2)
+            return loss, tape.gradient(loss, weight)
+
+        return function(step)
+
+    x = tf.constant(np.random.default_rng(0).normal(size=(2, 4, 4, 3)).astype("float32"))
+    with testing.always_follow():
+        step = run_both(make, [(x, turns) for turns in (1, 1, 2, 3, 1, 2, 3)])
+    assert step.stats().followed >= 5
+    assert "CX-ALONE" not in step.explain()
