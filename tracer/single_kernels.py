@@ -16,8 +16,10 @@ keyed by the switch, and on the switch being read before the kernel runs.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -112,12 +114,32 @@ def execute_alone(handle: Any, device: Any, op: Any, inputs: Any, attrs: Any, ou
 
 def fast_execute(*given: Any) -> Any:
     """Does what `TFE_Py_FastPathExecute` does, also while an operation of another thread runs alone."""
-    return _beside(_fast_execute, *given)
+    return fast_execute_alone(*given) if _thread.prefers_alone else _beside(_fast_execute, *given)
 
 
 def execute(*given: Any) -> Any:
     """Does what `TFE_Py_Execute` does, also while an operation of another thread runs alone."""
-    return _beside(_execute, *given)
+    return execute_alone(*given) if _thread.prefers_alone else _beside(_execute, *given)
+
+
+class _Thread(threading.local):
+    prefers_alone = False  # whether operations that nothing follows run as kernels alone, too
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def preferred(alone: bool = True) -> Iterator[None]:
+    """Has operations of this thread that nothing follows run as kernels alone inside the `with`, if `alone`.
+
+    As long as hooks are installed. A single call is so spared the graph functions, which may take ten times as long.
+    """
+    before, _thread.prefers_alone = _thread.prefers_alone, alone
+    try:
+        yield
+    finally:
+        _thread.prefers_alone = before
 
 
 # A signal handler may run behind each call here, and raise, or issue operations of its own. So what has to be undone is

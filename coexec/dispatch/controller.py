@@ -35,7 +35,7 @@ from coexec.launch.frequent_sizes import is_frequent
 from coexec.memoize.call_site import CallSites
 from coexec.memoize.known_calls import KnownCalls
 from coexec.memoize.watch_budget import Watching
-from tracer import intercept, library, versions
+from tracer import intercept, library, single_kernels, versions
 from tracer.dynamic_paths import DynamicPaths
 from tracer.faults import absorbs, is_fault, passes
 from tracer.graph import Step, TraceGraph
@@ -286,15 +286,24 @@ class Controller:
         """Runs a call imperatively, and notes its time, also in `tally` if given."""
         self.land()
         self.ledger.count("imperative")
-        if tally is None and self.account.backs_off:
+        timed = tally is None and not self.account.backs_off
+        if timed:
+            intercept.hold()
+            attempt.holds = True
+        elif tally is None:
             text = "following took longer than plain calls, so some run plainly"
             tally = self.ledger.cause(Kind.BACKOFF, text, self.name)
         first = ops.uid()
         began = clock.now()
         try:
-            return attempt(*args, **kwargs)
+            # One that is timed says what eager takes once it is warm: no graph function is made for each operation.
+            with single_kernels.preferred(timed):
+                return attempt(*args, **kwargs)
         finally:
             elapsed, seconds = clock.since(began)
+            if timed:
+                intercept.release()
+                attempt.holds = False
             self.account.ran_plainly(seconds, elapsed, ops.uid() - first - 1)
             if tally is not None:
                 tally.seconds += elapsed

@@ -417,3 +417,35 @@ def test_a_first_call_runs_alone(alone):
         step(M)
     assert not alone
     assert_switched_on()
+
+
+def test_a_timed_call_runs_alone(alone):
+    """One imperative call, by which following is judged, makes no graph functions that no later call needs."""
+    variable, random = tf.Variable(tf.ones([16, 5])), tf.random.Generator.from_seed(1)
+    again = tf.Variable(variable), tf.random.Generator.from_seed(1)
+    said = []
+
+    def step(x, variable, random):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.tanh(x @ variable)) + random.normal([])
+        variable.assign_sub(0.1 * tape.gradient(loss, variable))
+        said.append(tf.executing_eagerly())
+        return loss
+
+    followed = coexec.function(step)
+    with testing.always_follow(), tuned(calm_before_timing=1, asked_calls_timed=1):
+        for _ in range(8):
+            before = followed.stats().imperative
+            alone.clear()
+            assert_same(snapshot(step(M, *again)), snapshot(followed(M, variable, random)))
+            if followed.stats().imperative > before:
+                timed = set(alone)
+    assert {"MatMul", "AssignSubVariableOp", "TanhGrad"} <= timed
+    assert 1 <= followed.stats().imperative <= 3, followed.stats()
+    assert_same(snapshot(again[0]), snapshot(variable))
+    alone.clear()
+    with coexec.imperative():
+        followed(M, variable, random)
+    assert not alone
+    assert said == [True] * len(said)
+    assert_switched_on()
