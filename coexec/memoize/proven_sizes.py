@@ -5,12 +5,14 @@ the same values there. So it must have agreed with runs of the call's Python: a 
 those it was fitted to have been seen in such runs, and until then must be one that was. Where that Python may choose by
 `n < 20`, and both ways give results of one shape, it may be any in between those. (`tf.image.central_crop` crops
 nothing of small images.) Nor may two sizes compare otherwise than in a run. (`tf.linalg.lstsq` solves tall and wide
-systems by other formulas.)
+systems by other formulas.) Nor may their sum, difference or product be another one, if it was the same in all runs:
+what follows from it was a constant, as the tokens of batches that are cut into few long rows or many short ones.
 """
 
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -36,7 +38,8 @@ class ProvenSizes:
         # The sizes of runs: of these dimensions, and, of a gradient, of those of earlier segments on its tape.
         self._runs: dict[tuple[int, ...], None] = {}
         self._seen: list[_Seen] = []  # by dimension
-        self._orders: dict[tuple[int, int], set[int]] | None = {}  # how two that differ have compared; None: too many
+        # How two that differ have compared, and which of `_RELATIONS` were the same in all runs; None: too many.
+        self._pairs: dict[tuple[int, int], _Pair] | None = {}
         self._held: set[tuple[bool, tuple[Any, ...]]] = set()  # sizes that are known to hold
 
     def add(self, feeds: Sequence[Any], before: Sequence[Any]) -> None:
@@ -55,9 +58,7 @@ class ProvenSizes:
         like = [first.setdefault(column, number) for number, column in enumerate(columns)]
         self._seen = [_Seen.of(like[n], column, self._fitted(n)) for n, column in enumerate(columns)]
         pairs = itertools.combinations(first.values(), 2) if len(first) <= tuning.max_compared_sizes else None
-        self._orders = None if pairs is None else {
-            (i, j): set(map(_order, columns[i], columns[j])) for i, j in pairs
-        }  # fmt: skip
+        self._pairs = None if pairs is None else {(i, j): _Pair.of(columns[i], columns[j]) for i, j in pairs}
         self._held.clear()
 
     def hold(self, earlier: Sequence[Any], new: Sequence[Any], before: Sequence[Any], bounded: bool) -> bool:
@@ -71,13 +72,13 @@ class ProvenSizes:
         sizes = self._sizes([*earlier, *new], before)
         if (bounded, sizes) in self._held or sizes in self._runs:
             return True
-        if len(sizes) != len(self._seen) or self._orders is None:
+        if len(sizes) != len(self._seen) or self._pairs is None:
             return False
         known = [(n, size, self._seen[n]) for n, size in enumerate(sizes) if size is not None]
         if not all(seen.admits(size, bounded) and sizes[seen.like] in (size, None) for _, size, seen in known):
             return False
         firsts = [(n, size) for n, size, seen in known if seen.like == n]
-        if not all(_order(a, b) in self._orders[i, j] for (i, a), (j, b) in itertools.combinations(firsts, 2)):
+        if not all(self._pairs[i, j].admits(a, b) for (i, a), (j, b) in itertools.combinations(firsts, 2)):
             return False
         if len(self._held) >= tuning.max_sizes:
             self._held.clear()
@@ -117,7 +118,6 @@ def _admits(spec: Spec, feed: Any, before: Sequence[Any]) -> bool:
     return spec.admits(shape, before) if isinstance(spec, DynamicSpec) else bool(shape == spec.shape)
 
 
-
 class _Seen(NamedTuple):
     """The sizes of one dimension in runs."""
 
@@ -138,6 +138,30 @@ class _Seen(NamedTuple):
         if size in self.sizes:
             return True
         return self.may_be_others and (not bounded or self.least < size < self.largest)
+
+
+class _Pair(NamedTuple):
+    """How two dimensions have been to each other in runs."""
+
+    orders: frozenset[int]
+    same: tuple[int | None, ...]  # for each relation, what it has given in all runs
+
+    @classmethod
+    def of(cls, one: Sequence[int], other: Sequence[int]) -> _Pair:
+        found = [set(map(relation, one, other)) for relation in _RELATIONS]
+        return cls(
+            frozenset(map(_order, one, other)), tuple([each.pop() if len(each) == 1 else None for each in found])
+        )
+
+    def admits(self, one: int, other: int) -> bool:
+        """Returns whether the dimensions may be of these sizes."""
+        return _order(one, other) in self.orders and all(
+            known is None or relation(one, other) == known
+            for relation, known in zip(_RELATIONS, self.same, strict=True)
+        )
+
+
+_RELATIONS = operator.add, operator.sub, operator.mul
 
 
 def _order(one: int, other: int) -> int:

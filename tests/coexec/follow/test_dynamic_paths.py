@@ -539,6 +539,38 @@ def test_sums_of_sizes():
     given(sums, [(10, 11), (12, 13), (14, 8), (21, 22), (21, 35), (21, 20), (21, 19), (21, 17), (50, 22)])
 
 
+TOGETHER = {
+    "a sum": [(10, 33), (12, 31), (14, 29), (21, 22), (22, 21), (23, 20), (24, 19), (30, 13), (60, 17), (31, 22)],
+    "a difference": [(10, 15), (12, 17), (14, 19), (21, 26), (22, 27), (23, 28), (30, 35), (60, 67), (31, 35)],
+    "a product": [(6, 60), (10, 36), (12, 30), (15, 24), (18, 20), (20, 18), (24, 15), (30, 12), (12, 31), (18, 21)],
+}
+
+
+def divided(decorate):
+    """Losses over a sum, a difference and a product of sizes."""
+
+    @decorate
+    def step(x, y):
+        n, m = x.shape[0], y.shape[0]
+        h = tf.tanh(x @ W)
+        with tf.GradientTape() as tape:
+            tape.watch(h)
+            both = tf.concat([h, y], 0)
+            more = tf.pad(h, [[0, max(m - n, 0)], [0, 0]])[min(n, m) - 1 :]
+            table = h[:, None] * y[None]
+            loss = tf.reduce_mean(both**2) + tf.reduce_mean(more**2) + tf.reduce_mean(table**2)
+        return tape.gradient(loss, h)
+
+    return step
+
+
+@pytest.mark.parametrize("what", TOGETHER)
+@pytest.mark.parametrize("make", [sums, divided])
+def test_what_sizes_are_together_for_long(make, what):
+    """What was the same in all calls so far need not be a constant."""
+    given(make, TOGETHER[what])
+
+
 def test_one_size_in_arrays_of_several_shapes():
     """A scalar, a vector and a row that hold the same size are three arguments of the graph."""
 
