@@ -20,6 +20,10 @@ class Handler(Protocol):
         """Whether it handles library calls."""
 
     @property
+    def records(self) -> bool:
+        """Whether it is handed library calls only to record them."""
+
+    @property
     def watches(self) -> Any:
         """What pays for learning calls of the program's functions; None if these are not learnt now."""
 

@@ -24,7 +24,7 @@ import tensorflow as tf
 from tracer import gradients, hooks, keras_packages, memory, structures, versions
 from tracer.answers import answered
 from tracer.effects import registered, written
-from tracer.faults import absorbs, passes
+from tracer.faults import absorbs, call, passes
 from tracer.intercept import current_handler
 from tracer.private import context, custom_objects, global_state, keras_config, ops
 
@@ -304,6 +304,13 @@ def is_pure(function: Any) -> bool:
     return type(function) is types.FunctionType and function in _pure
 
 
+def without_iterators(function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns the arguments of a library call with a list for the pairs of `apply_gradients`, usually a `zip`."""
+    if len(args) > 1 and hasattr(args[1], "__next__") and function.__name__ == "apply_gradients":
+        return args[0], call(list, (args[1],), {}), *args[2:]
+    return args
+
+
 def uninstall() -> None:
     """Restores methods and functions, and forgets registered libraries."""
     registered.clear()
@@ -319,7 +326,7 @@ def _wrap(original: Any) -> Any:
         handler = None
         try:
             handler = current_handler()
-            if handler is None or not handler.open:
+            if handler is None or not (handler.open or handler.records):
                 return original(*args, **kwargs)
             return handler.library(original, args, kwargs)
         except Exception as error:

@@ -28,9 +28,9 @@ SHAPED_BY_SHAPES = frozenset(
 )  # fmt: skip
 
 
-def merge(graph: TraceGraph, trace: Trace) -> None:
-    """Adds the op calls of a trace to the graph as nodes, variants of known nodes, and edges in their order."""
-    before = trace.start or graph.entry
+def merge(graph: TraceGraph, trace: Trace) -> list[Node]:
+    """Adds the op calls of a trace to the graph as nodes, variants of known nodes, and edges; returns their nodes."""
+    before, nodes = trace.start or graph.entry, []
     for call in trace.calls:
         key = node_key(call.op, call.entry, call.attrs, call.location)
         node = graph.at(key)
@@ -49,8 +49,10 @@ def merge(graph: TraceGraph, trace: Trace) -> None:
         if call.guarded > node.guarded:
             node.guarded = call.guarded
         before = node
+        nodes.append(node)
     if trace.finished:
         graph.exits.add(before.number)
+    return nodes
 
 
 def _new_node(graph: TraceGraph, call: OpCall, key: Any) -> Node:

@@ -76,6 +76,8 @@ class OpCall(NamedTuple):
     guarded: int  # whether the program could catch its failure (see `location`)
     numbers: dict[Any, Const]  # constants whose values `parts` does not have, by input or (input, item)
     host: str | None = None  # why this is a host op, for example that it failed
+    taken: tuple[Any, ...] = ()  # per input, the name of its tensor; None for a Python value, a tuple for a list
+    made: tuple[int, ...] = ()  # the names of its results (see `trace.name_of`)
 
 
 _double, _two_doubles = struct.Struct("d").pack, struct.Struct("dd").pack

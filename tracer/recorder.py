@@ -11,6 +11,7 @@ from tracer import intercept, seeds
 from tracer.faults import absorbs, call, is_fault
 from tracer.inputs import MAX_CONSTANT, Unsupported, foldable, part_of, python_spec, settle, shape_like, small
 from tracer.lazy import LazyTensor
+from tracer.library import without_iterators
 from tracer.location import Location, call_stack
 from tracer.old_generation import hand_over
 from tracer.op import FINALIZERS, Const, OpCall, array_in, function_name, plain_name, signature_of
@@ -18,7 +19,7 @@ from tracer.private import EagerTensor, core
 from tracer.single_kernels import execute_alone
 from tracer.slow_path import name_in_errors
 from tracer.spec import spec_of
-from tracer.trace import Trace
+from tracer.trace import LibraryRun, Trace, described, name_of
 from tracer.variable_ops import is_variable_op
 
 HANDED_OVER = 128  # operations, after which what they leave goes to the oldest generation: some 30 objects each
@@ -28,6 +29,7 @@ class Recorder:
     """The handler of a recorded call: runs each operation at once, as without hooks, and adds it to the trace."""
 
     open = False
+    records = True
     watches = None
     tapes = None
 
@@ -38,6 +40,7 @@ class Recorder:
         self.known: dict[int, tuple[str, Const | None]] = {}  # by tensor id: its source, and its value if constant
         self.failed: BaseException | None = None  # the first fault of the runtime; recording stops there
         self.strict = False  # whether such an error is raised into the program
+        self.around: Any = None  # makes a library call by a function that it is passed, maybe with other arguments
 
     def fault(self, error: BaseException) -> bool:
         """Stops recording after a fault of the runtime, unless `strict`; operations still run."""
@@ -132,7 +135,26 @@ class Recorder:
 
     def library(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a library call; its operations are recorded one by one."""
+        args = without_iterators(function, args)
+        try:
+            if self.around is not None:
+                return self.around(function, args, kwargs, self._run)
+            return self._run(function, args, kwargs)
+        except Exception as error:  # of the runtime: before the call
+            if not self.fault(error):
+                raise
         return call(function, args, kwargs)
+
+    def _run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a library call, and notes what it was given, which operations it issued, and its result."""
+        begin, given = len(self.trace.calls), described((args, kwargs))
+        result = call(function, args, kwargs)
+        try:  # see `fast`
+            self.trace.runs.append(LibraryRun(function, given, begin, len(self.trace.calls), described(result)))
+        except Exception as error:
+            if not self.fault(error):
+                raise
+        return result
 
     def aside(self, inputs: Any, run: Callable[[], Any]) -> Any:
         """Runs operations placed on a device of the program's choice, outside the trace."""
@@ -182,9 +204,11 @@ class Recorder:
         for i, (tensor, value) in enumerate(zip(flat, values, strict=True)):
             self.known[tensor._id] = (f"{op}:{i}", value)
         template = intercept.template_of(result)
-        told = tuple(sources), specs, values, template, location, guarded, numbers
-        call = OpCall(op, entry, name, attrs, parts, *told)
+        told = tuple(sources), specs, values, template, location, guarded, numbers, None
+        taken = tuple([_names_of(value) for value in inputs])
+        call = OpCall(op, entry, name, attrs, parts, *told, taken, tuple([tensor._id for tensor in flat]))
         # A forward accumulator issues operations while this one runs; they come after it in the trace.
+        self.trace.in_turn = self.trace.in_turn and at == len(self.trace.calls)
         self.trace.calls.insert(at, call)
 
     def _part(
@@ -218,3 +242,8 @@ class Recorder:
         if sources is not None:
             sources.append(source)
         return part
+
+
+def _names_of(value: Any) -> Any:
+    """Returns the name of an input's tensor, or those of a list's; None for a Python value."""
+    return tuple(map(name_of, value)) if isinstance(value, (list, tuple)) else name_of(value)

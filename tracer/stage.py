@@ -39,7 +39,7 @@ class Stage:
     outside, or a variable's handle, to an argument.
     """
 
-    open = False
+    open = records = False
     watches = None
     tapes = None
     device: str | None = None

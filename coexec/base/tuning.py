@@ -309,6 +309,11 @@ class Tuning:
     # Followed calls of a function in which library calls are learnt at their first visit. In later ones most such calls
     # never recur, as on ever new paths; so they are learnt at their second visit.
     calls_learnt_at_once: int = 3
+    # Library calls of a recorded call count as the first of the two runs that must agree: the operations of such a call
+    # beyond which they are not kept, and the followed calls for which they are.
+    max_recorded_operations: int = 20_000
+    recorded_runs_kept: int = 4
+    max_recorded_candidates: int = 8  # recorded calls of one function with which an observed one is compared
     # Consecutive runs with other findings than the previous one, until the region is refused: an observed run takes
     # twice the time.
     region_disagreements: int = 3

@@ -50,7 +50,7 @@ _MISSING = object()
 class Batch:
     """The handler of one batched call."""
 
-    open = False
+    open = records = False
     watches = None
 
     def __init__(self, knowledge: Knowledge, ledger: EventLog, strict: bool) -> None:

@@ -70,7 +70,7 @@ class NanWatch:
     """
 
     device: str | None = None  # operations that the program places on a device are checked, too
-    open = False
+    open = records = False
     watches = None
     tapes: Any = None
 

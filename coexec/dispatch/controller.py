@@ -32,6 +32,7 @@ from coexec.follow.device_control import EarlyReturn
 from coexec.follow.follower import Follower, LibraryCall
 from coexec.launch.executor import SegmentExecutor
 from coexec.launch.frequent_sizes import is_frequent
+from coexec.memoize.array_arguments import call_recorded
 from coexec.memoize.call_site import CallSites
 from coexec.memoize.known_calls import KnownCalls
 from coexec.memoize.watch_budget import Watching
@@ -312,7 +313,7 @@ class Controller:
         """Runs a call with a recorder, and merges its trace into the graph."""
         self.land()
         recorder, first = Recorder(Trace()), ops.uid()
-        recorder.strict = self.options.strict
+        recorder.strict, recorder.around = self.options.strict, call_recorded
         try:
             with intercept.handling(recorder):
                 results = attempt.results = [run(attempt, args, kwargs)]
@@ -490,7 +491,7 @@ class Controller:
     def _learn(self, trace: Trace) -> None:
         self.ledger.count(ops_recorded=len(trace.calls))
         with self._lock, intercept.handling(None):
-            merge(self.graph, trace)
+            self.known_calls.recorded.learn(trace, merge(self.graph, trace))
         hand_over()
 
     def explain(self) -> Explanation:

@@ -142,6 +142,7 @@ class CallState:
     """The state of one followed call."""
 
     # Each call makes one; objects with a dict are slow to make if they have more than 30 attributes.
+    records = False
     __slots__ = (
         "_memoizes",
         "ahead",

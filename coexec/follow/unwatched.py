@@ -37,6 +37,8 @@ class Unwatched:
         self.library, self.aside = handler.library, handler.aside
         self.fault = handler.fault
 
+    records = False
+
     @property
     def open(self) -> bool:
         """Whether library calls are passed to `library`."""

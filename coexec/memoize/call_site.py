@@ -16,10 +16,10 @@ from coexec.follow.flush import cut_at_join, launch_beside
 from coexec.follow.follower import Follower
 from coexec.follow.tapes import use_up
 from coexec.guards.arguments import ArgumentGuard, GivenTensors, argument_guard_of
-from coexec.guards.call_key import CallArguments, CannotMemoize, CannotMemoizeArray, updates_metric, with_tensors
+from coexec.guards.call_key import CallArguments, CannotMemoize, CannotMemoizeArray
 from coexec.guards.class_lookup import is_object, is_watched_object
 from coexec.guards.state import LOOKED_AT
-from coexec.memoize.array_names import name_arrays
+from coexec.memoize.array_arguments import call_with_tensors, converts_arrays
 from coexec.memoize.call_keys import CallKeys
 from coexec.memoize.entry import Region, admit, anchor, fill_form, find, has_other_numbers, repeat_effects, shapes_of
 from coexec.memoize.gradient_spans import BackwardCalls
@@ -31,11 +31,18 @@ from coexec.memoize.region_tape_entry import RegionEntry
 from coexec.memoize.relocation import alike_key, relocate
 from coexec.memoize.shape_variants import place_of_call
 from coexec.memoize.tape_form import Given, TapeForm
-from tracer.faults import absorbs, call, is_fault
+from tracer.faults import absorbs, call
 from tracer.graph import Step
 from tracer.intercept import answering_handler, make_constant, tape_is_empty
 from tracer.lazy import LazyTensor, Output, eager_constant, new_lazy, unwrap
-from tracer.library import call_context, functions, gradient, is_pure, labelled, layer_calls, loss_call
+from tracer.library import (
+    call_context,
+    functions,
+    gradient,
+    is_pure,
+    labelled,
+    without_iterators,
+)
 from tracer.location import CAUGHT, call_stack, fate, place_of, user_frames
 from tracer.sizes import settled
 from tracer.variables import notify_watchers, watchers
@@ -61,6 +68,7 @@ class CallSites:
         self.run = run
         self._known = known
         known.calls += 1
+        known.recorded.called()
         self._watch_where_affordable()
         self._keys, self._counts = CallKeys(run), StackCounts(run.cursor)
         self._inside = 0.0  # seconds in library calls nested in the running one
@@ -85,9 +93,7 @@ class CallSites:
 
     def _make(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            if len(args) > 1 and function.__name__ == "apply_gradients":
-                if hasattr(args[1], "__next__"):  # usually a `zip`, which would be consumed
-                    args = (args[0], call(list, (args[1],), {}), *args[2:])
+            args = without_iterators(function, args)
             return self._call(function, args, kwargs)
         except Exception as error:
             if not self.run.fault(error):
@@ -129,9 +135,8 @@ class CallSites:
             key = self._keys.of(function, args, kwargs, arguments)
         except CannotMemoize as reason:
             if arrays and isinstance(reason, CannotMemoizeArray):
-                converts = function in layer_calls or function is loss_call or function in labelled
-                if converts or updates_metric(function, args):
-                    return self._call_with_tensors(function, args, kwargs)
+                if converts_arrays(function, args):
+                    return call_with_tensors(function, args, kwargs, functools.partial(self._call, arrays=False))
             self._known.tell(run.ledger, function, str(reason))
             return self._run_plainly(function, args, kwargs)
         if start.regions is None:
@@ -226,16 +231,6 @@ class CallSites:
             except Exception as error:  # the library call has run, and must not run again
                 if not run.fault(error):
                     raise
-
-    def _call_with_tensors(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The same with arrays converted to tensors; an error names the arrays."""
-        taken = with_tensors(args, kwargs, function in labelled)
-        try:
-            return self._call(function, *taken, arrays=False)
-        except Exception as error:
-            if not is_fault(error) and function not in labelled:
-                name_arrays(error, (args, kwargs), taken)
-            raise
 
     def _find_by_form(
         self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: CallArguments

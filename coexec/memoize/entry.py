@@ -4,9 +4,9 @@ A region is stored on the step before it, by a key: the function, its arguments 
 Python values by value, objects by identity) and the surrounding scopes. It names the step after its operations, to
 which the cursor skips, their feeds, and the tensors that the call returns.
 
-It is learnt by running the library's Python twice: the operations must be followed without a cut, there may be no other
-effects (`tracer.effects`), and both runs must agree. It is invalidated when an object that it depends on is written to,
-and the call is rerun now and then to check it.
+It is learnt by running the library's Python twice, the first time maybe in the recorded call (`recorded_runs`): the
+operations must be followed without a cut, there may be no other effects (`tracer.effects`), and both runs must agree.
+It is invalidated when an object that it depends on is written to, and the call is rerun now and then to check it.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from coexec.base.causes import Kind, Tally
 from coexec.base.stats import EventLog
 from coexec.base.tuning import tuning
 from coexec.memoize.entry import Region
+from coexec.memoize.recorded_runs import RecordedRuns
 from coexec.memoize.shape_variants import ShapeVariants
 from coexec.memoize.watch_budget import WatchBudget
 from tracer.cursor import MAX_WAYS, Cursor
@@ -94,6 +95,7 @@ class KnownCalls:
     def __init__(self) -> None:
         self.watching = WatchBudget()
         self.variants = ShapeVariants()
+        self.recorded = RecordedRuns()
         self._seen: dict[Any, weakref.ref[Region]] = {}  # by objects and specs: regions whose runs were seen in full
         self._refused: dict[Any, Refusals] = {}  # by call and place
         # How often a call was new at a known place, by that and its key's hash, and the objects in the key.
@@ -193,6 +195,7 @@ class KnownCalls:
     def clear(self) -> None:
         """Clears the calls; what was reported is not reported again."""
         self.variants, self._seen, self._refused, self._ways = ShapeVariants(), {}, {}, {}
+        self.recorded.clear()
         self._came.clear()
         self._without_room.clear()
         self._otherwise.clear()

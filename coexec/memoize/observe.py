@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from coexec.base.tuning import tuning
@@ -99,7 +99,8 @@ class Observation:
         self._elders = known.variants.of(place)
         self._heard: HeardCalls | None = None  # of a gradient with backward functions on its tape
         self._effects: Sequence[Effect] = ()  # what it has changed
-        self._watched: set[int] | None = None  # ids of the observed objects, in a region's first run
+        self._watched: set[int] = set()  # ids of the observed objects, in a region's first run
+        self._observes_all = False  # whether this is such a run, and its effects on all that it has read were observed
         self._known = known
         self._checks = fits
         self._before = region.confirmed
@@ -116,7 +117,7 @@ class Observation:
         roots = [*roots, *(v for reached in region.reached if (v := reached()) is not None)]
         if region.is_new():
             roots += self._elders.reached
-            self._watched = set(map(id, roots))
+            self._watched, self._observes_all = set(map(id, roots)), True
         ended, alone = len(cursor.ended), tape_is_empty()
         arguments.settle()
         tapes.catch_up()
@@ -238,7 +239,7 @@ class Observation:
                 if _holds_any(result, effects.contents):
                     raise CannotMemoize("its result holds a container that an object holds, too")
                 if proof is not None:
-                    self._rest_on(proof, held, given, result, effects.ran)
+                    self._rest_on(proof, held, given, result, effects)
                     own = effects.held | proof.state_guards.tensors
                 if not self._gradient:
                     if any(id(v) in own for v in arguments.tensors):  # ambiguous which of the two an operation takes
@@ -276,16 +277,15 @@ class Observation:
         """Stops observing, so that library calls inside this one can be skipped and observed themselves."""
         self._run.observed()
 
-    def _rest_on(
-        self, proof: PurityProof | Watch, held: bool, given: Contents, result: Any, ran: Container[int]
-    ) -> None:
+    def _rest_on(self, proof: PurityProof | Watch, held: bool, given: Contents, result: Any, seen: Effects) -> None:
         """Stores the guards of what the program's code has read, which must hold before and after this run.
 
-        `held`: whether the guards of the previous run held when this one began; `ran`: ids of all code that ran.
+        `held`: whether the guards of the previous run held when this one began; `seen`: all code that ran, all objects
+        that were observed.
         Raises `CannotMemoize` if the call changes what it reads, or shares containers.
         """
         region = self._region
-        state_guards, variables, objects = proof.end(ran) if proof.is_needed else (None, [], [])
+        state_guards, variables, objects = proof.end(seen.ran) if proof.is_needed else (None, [], [])
         if state_guards is not None:
             if containers_in(self._given) != given:
                 raise CannotMemoize("it changes a container that it was given")
@@ -300,8 +300,8 @@ class Observation:
         if state_guards is None or region.state_guards is None or not held:
             if region.state_guards is not None or state_guards is not None:
                 region.confirmed = 0
-            if self._watched is not None and not self._watched.issuperset(map(id, objects)):
-                self._watched = None  # its effects on these were not observed
+            if any(id(each) not in self._watched and id(each) not in seen.contents for each in objects):
+                self._observes_all = False
             region.state_guards = state_guards
             region.reached = [weakref.ref(v) for v in objects]  # observed in the next run, which must agree
             anchor(region, variables)
@@ -385,11 +385,13 @@ class Observation:
         region.interior = sorted({*region.interior, *interior}) if agreed else interior
         if before == 0:
             # One whose effects were not observed on all objects that it has read may be the first of two runs.
-            twin = None if self._watched is None else self._elders.variant_of(region) or self._elders.repeated(region)
+            twin = (self._elders.variant_of(region) or self._elders.repeated(region)) if self._observes_all else None
             if twin is not None:
                 region.confirmed, region.interior = 2, sorted({*interior, *interior_of(twin, region)})
                 if twin.confirmed == 1:
                     twin.confirmed, twin.interior = 2, sorted({*twin.interior, *interior_of(region, twin)})
+            elif self._was_recorded(steps, result):
+                region.confirmed = 2
             else:
                 self._elders.ran_once(region)
         if before == 0 and self._is_certain():
@@ -403,6 +405,13 @@ class Observation:
         if region.confirmed == 1 and self._recorded:
             run.tapes.unsettled.update(run.tapes.active)
         self._compare(before, agreed)
+
+    def _was_recorded(self, steps: list[Step], result: Any) -> bool:
+        """Returns whether the recorded call did the same; what is fitted to sizes is checked by later runs alone."""
+        if not self._observes_all or self._run.cursor.step.dynamic:
+            return False
+        told = self._given, result
+        return self._known.recorded.have(self._region, steps, self._run, self._arguments, told)
 
     def _is_certain(self) -> bool:
         """Returns whether one run tells enough: of a gradient that no tape records, of TensorFlow's functions alone.
