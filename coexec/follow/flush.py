@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -69,6 +69,15 @@ def may_fail(last: Step | None) -> bool:
             step.op is not None and not step.host and (can_fail(step) or is_unproven(step))
         )
     return found
+
+
+def settle_failures(run: CallState, raise_deferred: Callable[[], None]) -> None:
+    """Raises what has failed, or what fails where an operation that is issued now would be launched at once."""
+    with run.lock:
+        if run.phase is Phase.FAILED:
+            raise_deferred()
+        elif run.recorder is None and fate() != FREE and may_fail(run.cursor.step):
+            flush(run)
 
 
 def held_back(run: CallState, last: Step) -> PendingSegment:

@@ -32,6 +32,7 @@ from coexec.follow.flush import (
     launch_behind,
     may_fail,
     memoized,
+    settle_failures,
     settle_risk,
 )
 from coexec.follow.liveness import referenced
@@ -87,6 +88,7 @@ class Follower(CallState):
         self.cursor.opens = self.joins and options.jit_compile is not True
         if control is not None:
             self.tapes.told = control.watched
+        self.tapes.settle = lambda: settle_failures(self, self._raise_deferred)
         self.library = call_site(self)
 
     def expected(self, op: str, args: tuple[Any, ...]) -> Any:

@@ -54,6 +54,7 @@ class Tapes:
         # Calls the backward functions of the running gradient; None: they are called directly.
         self.around: Callable[[Backward, tuple[Any, ...]], Any] | None = None
         self.told: Callable[[Any], None] | None = None  # who is told what tapes begin to watch
+        self.settle: Callable[[], None] | None = None  # raises what has failed, or would at the next operation
 
     # Events of tapes.
 
@@ -149,8 +150,13 @@ class Tapes:
         self.touched = self.touched or not tape_is_empty()
         self.catch_up()
 
-    def gradient(self, *asked: Any) -> Any:
-        """Returns the gradients that a tape is asked for, if they can be had without it; None if not."""
+    def gradient(self, tape: Any, target: Any, sources: Any, given: Any, *others: Any) -> Any:
+        """Returns the gradients that a tape is asked for, if they can be had without it; None if not.
+
+        The ones that a gradient begins with must not raise what failed before: TensorFlow does not look, and crashes.
+        """
+        if self.settle is not None and (not given or any(gradient is None for gradient in given)):
+            self.settle()
         return None
 
     def observe(self) -> None:
@@ -315,7 +321,7 @@ class Tapes:
     def close(self) -> None:
         """Releases everything."""
         self.known, self.entries, self._added, self._watches = [], [], [], []
-        self._constant = _gone
+        self._constant, self.settle = _gone, None
 
     # A tape's history, in a form that can be compared across calls.
 

@@ -66,6 +66,22 @@ FOUND = {
         """,
         [0, 0, 2, 0, 1, 0, 0, 2],
     ),
+    # What had failed was raised while TensorFlow made the ones that a gradient begins with: it does not look, took NULL
+    # for the gradient of a tensor that it was asked for twice, and the process crashed.
+    "a failure before the gradient of a tensor by itself": (
+        """
+        with tf.GradientTape(persistent=True) as upper:
+            b = S.inner(a, j)
+        try:
+            S.checked(c, j, call)
+        except (ArithmeticError, AssertionError) as error:
+            S.log.append(type(error).__name__)
+        found = upper.gradient(b, [S.v, b, c, b])
+        b = S.gathered(found, b)
+        return a, b
+        """,
+        [0, 0, 1, 1, 1, 1, 0, 2],
+    ),
 }
 
 
