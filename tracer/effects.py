@@ -19,6 +19,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable
+from datetime import datetime_CAPI
 from typing import Any
 
 import numpy as np
@@ -193,6 +194,13 @@ class Effects:
                 self._proof.start(self._refuse)
         return self
 
+    @property
+    def runs_registered(self) -> bool:
+        """Whether code may have run of a module that the program has declared a library: it may hide its state."""
+        if not registered:
+            return False
+        return self._lightly or any(is_registered(str(names.get("__name__"))) for _, names in self.ran.values())
+
     def averted(self) -> _Averted:
         """Returns a context manager that suspends observation while a call known to have no effects is answered."""
         return _Averted(self)  # not kept: the cycle would keep the call's tensors alive
@@ -309,6 +317,10 @@ class Effects:
         if _marked(before) != self._marked:
             self.reason = "it changes what is noted on a tensor that an object holds"
             return
+        found = (v for _, _, values in before.values() for v in values if _is_opaque(v))
+        if (opaque := next(found, None)) is not None:
+            self.reason = f"it can call {str(opaque)[:100]}, of which nothing is seen"
+            return
         self.contents = before
         self.objects = [holder for holder, names, _ in before.values() if names is not None]
         tensors = [v for _, _, values in before.values() for v in values if isinstance(v, EagerTensor)]
@@ -359,6 +371,34 @@ def _describe(holder: Any, names: Any, values: Any, names_now: Any, values_now: 
 _METHODS = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
 MAX_KINDS = 10_000
 _leaf_kinds: set[type] = set()  # types of which an instance was found to hold nothing relevant
+
+
+# What a method of C may belong to: it does the same each time. (Of pybind11's functions that is a capsule.)
+_UNCHANGING = types.ModuleType, type, str, bytes, int, float, tuple, frozenset, type(None), type(datetime_CAPI)
+# Callables of C that call nothing else, or Python's functions, which are seen.
+_SEEN = (
+    type, types.FunctionType, types.MethodType, types.GenericAlias, staticmethod, classmethod, np.ufunc,
+    operator.attrgetter, operator.itemgetter, type(functools.lru_cache(len)), weakref.ReferenceType,
+)  # fmt: skip
+
+
+@functools.lru_cache(MAX_KINDS)
+def _is_of_c(kind: Any) -> bool:
+    """Returns whether calling an object of this class runs C code that nobody sees."""
+    found = next((vars(base)["__call__"] for base in kind.__mro__ if "__call__" in vars(base)), None)
+    return type(found) is types.WrapperDescriptorType and not issubclass(kind, _SEEN)
+
+
+def _is_opaque(value: Any) -> bool:
+    """Returns whether this calls C code on data that nobody compares: an iterator's `__next__`, a dict's `get`.
+
+    A profile function does not even see all such calls.
+    """
+    kind: Any = type(value)
+    if kind is functools.partial:
+        kind = type(value.func)
+        return _is_of_c(kind)
+    return _is_of_c(kind) and not isinstance(getattr(value, "__self__", value), _UNCHANGING)
 
 
 def _held_by(holder: Any) -> tuple[Any, tuple[Any, ...]] | None:

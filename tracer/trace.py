@@ -16,6 +16,7 @@ from tracer.private import EagerTensor
 if TYPE_CHECKING:
     from tracer.graph import Node
 
+_CONSTANTS = 1 << 64  # constants have no place in the call: these are named by object, with numbers that no others have
 MAX_DEPTH = 8  # levels of containers that are described
 ARRAY = "an array"  # the description of an array, which may have been converted to a tensor
 
@@ -52,7 +53,9 @@ def name_of(tensor: Any) -> int | None:
     kind = type(tensor)  # (the class that a lazy tensor names is that of eager ones)
     if kind is EagerTensor:
         return int(tensor._id)
-    return -1 - int(tensor._key) if kind is LazyTensor else None
+    if kind is not LazyTensor:
+        return None
+    return -1 - int(tensor._key) if tensor._key >= 0 else -id(tensor) - _CONSTANTS
 
 
 def described(value: Any, depth: int = 0) -> Any:

@@ -236,6 +236,9 @@ class Observation:
                 if effects.silence is not None and cursor.step.dynamic:
                     raise CannotMemoizeForLong("what it warns of may depend on sizes, which differ between calls")
                 own = effects.held
+                self._observes_all = self._observes_all and not effects.runs_registered
+                if containers_in(self._given) != given:
+                    raise CannotMemoize("it changes a container that it was given")
                 if _holds_any(result, effects.contents):
                     raise CannotMemoize("its result holds a container that an object holds, too")
                 if proof is not None:
@@ -287,8 +290,6 @@ class Observation:
         region = self._region
         state_guards, variables, objects = proof.end(seen.ran) if proof.is_needed else (None, [], [])
         if state_guards is not None:
-            if containers_in(self._given) != given:
-                raise CannotMemoize("it changes a container that it was given")
             if is_shared([result, *[effect.value for effect in proof.effects if not effect.is_old]], given):
                 raise CannotMemoize("its result holds a container that somebody else holds, too")
             self._effects = proof.effects
@@ -410,8 +411,7 @@ class Observation:
         """Returns whether the recorded call did the same; what is fitted to sizes is checked by later runs alone."""
         if not self._observes_all or self._run.cursor.step.dynamic:
             return False
-        told = self._given, result
-        return self._known.recorded.have(self._region, steps, self._run, self._arguments, told)
+        return self._known.recorded.have(self._region, steps, self._run, self._arguments, (self._given, result))
 
     def _is_certain(self) -> bool:
         """Returns whether one run tells enough: of a gradient that no tape records, of TensorFlow's functions alone.

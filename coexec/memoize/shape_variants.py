@@ -90,7 +90,7 @@ class KnownVariants:
                 holds = region.state_guards is None and known.reads is not None and known.reads.hold()
             else:
                 holds = region.state_guards is not None and id(known) in self._held and known.state_guards.hold()
-            if holds and _agree(region, known):
+            if holds and _agree(region, known, exact=True):
                 return known
         return None
 
@@ -116,12 +116,12 @@ class KnownVariants:
         known.appendleft(weakref.ref(region))
 
 
-def _agree(one: Region, other: Region) -> bool:
-    """Whether two regions do the same, up to tensor sizes and numbers derived from them."""
+def _agree(one: Region, other: Region, exact: bool = False) -> bool:
+    """Whether two regions do the same, up to tensor sizes and numbers derived from them, or with the same numbers."""
     mine, its = steps_between(one.start, one.end), steps_between(other.start, other.end)
     if mine is None or its is None or len(mine) != len(its) or one.read or other.read or one.calls or other.calls:
         return False
-    wiring, other_wiring = _Wiring(one), _Wiring(other)
+    wiring, other_wiring = _Wiring(one, exact), _Wiring(other, exact)
     if not all(_alike(a, wiring, b, other_wiring) for a, b in zip(mine, its, strict=True)):
         return False
     return (
@@ -136,7 +136,8 @@ def _agree(one: Region, other: Region) -> bool:
 class _Wiring:
     """Names the inputs of a region's operations by source, independent of where in its segment the region begins."""
 
-    def __init__(self, region: Region) -> None:
+    def __init__(self, region: Region, exact: bool) -> None:
+        self.exact = exact  # whether numbers must be the same
         self._first, self._external = region.start.end, region.start.external
         self._absolute = region.function is gradient  # it takes what its tape has recorded
         self._places, self._feeds, self._pins = region.places, region.feeds, dict(region.pins)
@@ -151,9 +152,9 @@ class _Wiring:
             return "argument", self._places.index(slot)
         feed = -1 - slot
         if feed >= self._external:  # as it would be named if the segment had fed it before
-            return _source(self._feeds[feed - self._external])
+            return _source(self._feeds[feed - self._external], self.exact)
         if feed in self._pins:
-            return _source(("same", self._pins[feed]))
+            return _source(("same", self._pins[feed]), self.exact)
         return "earlier", slot if self._absolute else None
 
 
@@ -178,11 +179,13 @@ def _alike(one: Step, wiring: _Wiring, other: Step, other_wiring: _Wiring) -> bo
         return False
     if any(wiring.name(x) != other_wiring.name(y) for x, y in zip(one.slots, other.slots, strict=True)):
         return False
-    if not _consts_alike(one.consts, other.consts) or one.lists.keys() != other.lists.keys():
+    if not _consts_alike(one.consts, other.consts, wiring.exact) or one.lists.keys() != other.lists.keys():
         return False
     for i, (slots, consts) in one.lists.items():
         known, its = other.lists[i]
-        if list(map(wiring.name, slots)) != list(map(other_wiring.name, known)) or not _consts_alike(consts, its):
+        if list(map(wiring.name, slots)) != list(map(other_wiring.name, known)):
+            return False
+        if not _consts_alike(consts, its, wiring.exact):
             return False
     return all(
         x.spec.enum == y.spec.enum and (x.const is None) is (y.const is None)
@@ -190,8 +193,9 @@ def _alike(one: Step, wiring: _Wiring, other: Step, other_wiring: _Wiring) -> bo
     )
 
 
-def _consts_alike(some: dict[int, Const], others: dict[int, Const]) -> bool:
-    return some.keys() == others.keys() and all(_alike_but_for_sizes(c.value, others[i].value) for i, c in some.items())
+def _consts_alike(some: dict[int, Const], others: dict[int, Const], exact: bool) -> bool:
+    alike = same if exact else _alike_but_for_sizes
+    return some.keys() == others.keys() and all(alike(c.value, others[i].value) for i, c in some.items())
 
 
 def _alike_but_for_sizes(one: Any, other: Any) -> bool:
@@ -210,13 +214,13 @@ def _is_of_sizes(value: Any) -> bool:
     return getattr(getattr(value, "dtype", None), "kind", None) in ("i", "f")
 
 
-def _source(feed: tuple[str, Any]) -> Any:
+def _source(feed: tuple[str, Any], exact: bool) -> Any:
     source, value = feed
     if source == "same":
         return source, id(value)
     if source == "number":
         spec, const = value
-        return source, spec.enum, None if _is_of_sizes(const.value) else freeze(const.value)
+        return source, spec.enum, None if _is_of_sizes(const.value) and not exact else freeze(const.value)
     return source, value
 
 

@@ -1,6 +1,9 @@
 """Recorded runs: a library call that does the same in the recorded and in the first followed call is learnt then."""
 
+import contextlib
+import functools
 import itertools
+import queue
 import sys
 import types
 
@@ -197,6 +200,105 @@ def test_what_hidden_state_decides_is_no_repetition(what, taped, hidden):
         return step, lambda: variable
 
     compared(make, calls=9)
+
+
+@pytest.mark.parametrize("taped", [False, True])
+def test_constants_that_a_call_makes_are_several(taped, hidden):
+    """Each is a tensor of its own: which one an operation takes is compared."""
+
+    def make():
+        state = itertools.cycle(range(2))
+        module = hidden("def act(x, y): return tf.subtract(*((x, y), (y, x))[next(state)])", tf=tf, state=state)
+        variable = tf.Variable(X)
+
+        def step(number):
+            one = tf.constant(2.0)
+            x, y = (one, one) if number == 0 else (tf.constant(float(number)), tf.constant(8.5))
+            with tf.GradientTape() if taped else contextlib.nullcontext() as tape:
+                found = module.act(x, y) * variable
+            return found, tape.gradient(found, variable) if taped else None
+
+        return step, lambda: variable
+
+    compared(make, calls=9)
+
+
+RATES = {
+    "an iterator": lambda rates: iter(rates).__next__,
+    "a chain": lambda rates: itertools.chain(rates[:2], rates[2:]).__next__,
+    "a partial": lambda rates: functools.partial(next, iter(rates)),
+    "a dict": lambda rates: {"rate": 0.1}.get,
+    "a queue": lambda rates: queue_of(rates).get_nowait,
+    "a function": lambda rates: lambda: rates[len(rates) // 2],
+}
+
+
+def queue_of(items):
+    made = queue.SimpleQueue()
+    for item in items:
+        made.put(item)
+    return made
+
+
+@pytest.mark.parametrize("what", RATES)
+def test_a_schedule_in_c(what):
+    """Keras asks a callable for the learning rate: one of C is called without anybody seeing it."""
+
+    def make():
+        rates = [0.1, 0.1, 0.1, 0.3, 0.3, 0.2, *(0.01 * n for n in range(20))]
+        rate = RATES[what](rates)
+        if what == "a dict":
+            table, rate = rate.__self__, functools.partial(rate, "rate")
+        variable = tf.Variable([1.0, 2.0])
+        optimizer = keras.optimizers.SGD(rate)
+        optimizer.build([variable])
+
+        def step(number):
+            if what == "a dict":
+                table["rate"] = rates[number]
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(variable**2)
+            optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
+            return loss
+
+        return step, lambda: variable
+
+    compared(make, calls=12)
+
+
+def test_a_container_that_is_given_is_changed(hidden):
+    """Also by a library's code, which is seen to do nothing else."""
+
+    def make():
+        source = "def act(x, log, named):\n log.append(1)\n named['n'] = named.get('n', 0) + 1\n return x * 2.0"
+        module = hidden(source, tf=tf)
+        variable, named = tf.Variable(X), {}
+
+        def step(number):
+            log = []
+            return module.act(variable * 1.0, log, named), len(log)
+
+        return step, lambda: dict(named)
+
+    compared(make)
+
+
+def test_an_integer_that_differs_between_ways_is_no_size(hidden):
+    """The second run of a call may be the first on another way; at the same sizes, its numbers must be the same."""
+
+    def make():
+        state = itertools.count(2)
+        module = hidden("def act(x): return tf.roll(x, next(state), 0) + 0.0", tf=tf, state=state)
+
+        def step(number):
+            x = tf.constant(X)
+            for _ in range(number % 5):
+                x = tf.tanh(x + 0.25)
+            return module.act(x)
+
+        return step, lambda: None
+
+    compared(make, calls=12)
 
 
 def test_what_is_built_in_the_recorded_call_is_built_once(observed):
