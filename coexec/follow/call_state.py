@@ -141,8 +141,9 @@ class LateLaunch(Protocol):
 class CallState:
     """The state of one followed call."""
 
+    records = False  # library calls come here to be handled, or not at all
+
     # Each call makes one; objects with a dict are slow to make if they have more than 30 attributes.
-    records = False
     __slots__ = (
         "_memoizes",
         "ahead",

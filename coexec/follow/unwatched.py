@@ -35,9 +35,7 @@ class Unwatched:
         self._handler, self._averted = handler, averted()  # one for all: making one is seen, too
         self.device, self.tapes = handler.device, handler.tapes
         self.library, self.aside = handler.library, handler.aside
-        self.fault = handler.fault
-
-    records = False
+        self.fault, self.records = handler.fault, False
 
     @property
     def open(self) -> bool:

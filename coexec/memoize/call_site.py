@@ -35,14 +35,7 @@ from tracer.faults import absorbs, call
 from tracer.graph import Step
 from tracer.intercept import answering_handler, make_constant, tape_is_empty
 from tracer.lazy import LazyTensor, Output, eager_constant, new_lazy, unwrap
-from tracer.library import (
-    call_context,
-    functions,
-    gradient,
-    is_pure,
-    labelled,
-    without_iterators,
-)
+from tracer.library import call_context, functions, gradient, is_pure, labelled, without_iterators
 from tracer.location import CAUGHT, call_stack, fate, place_of, user_frames
 from tracer.sizes import settled
 from tracer.variables import notify_watchers, watchers

@@ -37,7 +37,11 @@ class RecordedRuns:
         self._left = 0  # followed calls for which they are kept
 
     def learn(self, trace: Trace, nodes: list[Node]) -> None:
-        """Replaces what is known by the library calls of a trace, if it has any; `nodes`: those of its operations."""
+        """Replaces what is known by the library calls of a trace; `nodes`: those of its operations.
+
+        The trace of a call that has left the known paths has none: what was recorded before has not been repeated.
+        """
+        self.clear()
         if not trace.runs or not trace.in_turn or len(nodes) > tuning.max_recorded_operations:
             return
         self._calls, self._nodes, self._left = trace.calls, nodes, tuning.recorded_runs_kept
